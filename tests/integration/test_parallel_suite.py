@@ -1,0 +1,40 @@
+"""Runs tests/parallel, which is right for any number of processes, on 1, 2, 3 and 4."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.jobs import Jobs
+
+PYTEST = ["python", "-m", "pytest", "--color=no", "tests/parallel"]
+
+
+def passed(report: str) -> int:
+    """The count in pytest's closing line, of which a job must print exactly one."""
+    (count,) = re.findall(r"=+ (\d+) passed.* in [\d.]+s", report)
+    return int(count)
+
+
+@pytest.fixture(scope="module")
+def collected() -> int:
+    """The number of tests that there are, counted without running one."""
+    command = [sys.executable, *PYTEST[1:], "--collect-only", "--quiet"]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"(\d+) tests? collected", report)[-1])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_every_parallel_test_passes(
+    jobs: Jobs,
+    processes: int,
+    collected: int,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    outcome = jobs.run(processes, [*PYTEST, "--verbose"], timeout_s=580)
+    with capfd.disabled():  # the log of CI shall name each test that ran
+        print(f"\n{outcome.stdout}")
+    assert outcome.code == 0, str(outcome)
+    assert passed(outcome.stdout) == collected > 0

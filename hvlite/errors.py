@@ -7,6 +7,8 @@
     ├── RankLeftError                   a rank that is needed has left (its cause is told)
     ├── AbortedError                    an operation failed on one rank while it ran
     ├── EngineError                     the engine itself died: a bug in hvlite
+    ├── TransportError                  a message between ranks failed or did not fit
+    ├── SharedMemoryError               ranks of a node cannot share memory
     └── LaunchError                     MPI, its launcher and the environment do not fit
     UsageError(ValueError)              a wrong argument; nothing was submitted
     └── DuplicateNameError              the name is already in flight on this rank
@@ -54,6 +56,14 @@ class AbortedError(HvliteError):
 
 class EngineError(HvliteError):
     """The engine thread died of an unexpected exception: please report it."""
+
+
+class TransportError(HvliteError):
+    """A message between ranks failed, or had another size than expected."""
+
+
+class SharedMemoryError(HvliteError):
+    """The ranks of a node cannot get memory that all of them see."""
 
 
 class LaunchError(HvliteError):

@@ -76,11 +76,18 @@ class Channel:
             distance *= 2
 
     def cancel(self) -> None:
-        """Give up all transfers that this channel and its subsets have under way."""
+        """Give up all transfers that this channel and its subsets have under way.
+
+        Arrays handed to it may be used again once `settled`. Its tag must not be used
+        again at all: what was sent to this rank and not received keeps its number.
+        """
         for pending in self._started:
-            if not pending.test():
-                pending.cancel()
-        self._started.clear()
+            pending.cancel()
+
+    def settled(self) -> bool:
+        """Say, after `cancel`, whether nothing more will be written to the arrays."""
+        self._started[:] = [left for left in self._started if not left.test()]
+        return not self._started
 
     def _keep(self, pending: Pending) -> Pending:
         self._started.append(pending)

@@ -23,7 +23,12 @@ class Pending(Protocol):
         """Say whether it has completed; a failed transfer raises. Never blocks."""
 
     def cancel(self) -> None:
-        """Give up on it: a receive no longer matches, a send is left to itself."""
+        """Give up on it: a receive no longer matches, a send is left to itself.
+
+        Data that was already coming in may still do so: from now on `test` says
+        whether the array is free to be used again, and raises no more. May come after
+        the end, and more than once; never raises.
+        """
 
 
 class Transport(Protocol):

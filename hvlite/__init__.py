@@ -1,0 +1,96 @@
+"""hvlite: data-parallel training over MPI, with Horovod's API and nothing to compile.
+
+This package works on NumPy arrays; `hvlite.torch` works on PyTorch tensors. Importing
+it loads neither MPI nor a framework: `init()` starts MPI.
+"""
+
+from .errors import (
+    AbortedError,
+    DuplicateNameError,
+    EngineError,
+    HvliteError,
+    LaunchError,
+    MismatchError,
+    NotInitializedError,
+    RankLeftError,
+    SharedMemoryError,
+    StallError,
+    UsageError,
+)
+from .errors import HvliteError as HorovodInternalError
+from .ops import (
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allreduce,
+    allreduce_async,
+    barrier,
+    broadcast,
+    broadcast_async,
+    broadcast_object,
+    grouped_allreduce,
+    grouped_allreduce_async,
+    poll,
+    synchronize,
+)
+from .process_sets import ProcessSet, global_process_set
+from .runtime import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    stats,
+)
+from .version import __version__
+
+__all__ = [
+    "AbortedError",
+    "Average",
+    "DuplicateNameError",
+    "EngineError",
+    "HorovodInternalError",
+    "HvliteError",
+    "LaunchError",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NotInitializedError",
+    "ProcessSet",
+    "Product",
+    "RankLeftError",
+    "SharedMemoryError",
+    "StallError",
+    "Sum",
+    "UsageError",
+    "__version__",
+    "allreduce",
+    "allreduce_async",
+    "barrier",
+    "broadcast",
+    "broadcast_async",
+    "broadcast_object",
+    "cross_rank",
+    "cross_size",
+    "global_process_set",
+    "grouped_allreduce",
+    "grouped_allreduce_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "shutdown",
+    "size",
+    "stats",
+    "synchronize",
+]

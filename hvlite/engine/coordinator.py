@@ -1,0 +1,302 @@
+"""The background thread: serves submissions, negotiation and execution, and sleeps.
+
+House rules. One thread a process, named `hvlite-engine`. It alone uses the transport
+once it runs; other threads reach it through the queue and hear from it through handles.
+It never blocks but in `_pause`, never runs a framework's code, and decides nothing: on
+rank 0 it passes reports to the pure `Coordinator` and obeys what that returns.
+
+Guarantees. Every submission that the queue accepted ends: executed, failed with the
+same error on all ranks concerned, or failed with the error that ended the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from .. import errors
+from ..messages import describe
+from .control import COORDINATOR, Star
+from .executor import Executor
+from .member import Member
+from .negotiation import Coordinator
+from .protocol import Decision, Report
+from .queue import RequestQueue
+from .stats import Stats
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..messages import Algorithm
+    from ..transport.base import Transport
+    from .executor import Ended
+    from .host_plane import HostPlane
+    from .protocol import Abort, Failure
+    from .queue import Submission
+
+LOG = logging.getLogger("hvlite")
+
+# The waiting place. After the last progress the thread first yields the processor,
+# since the next message is often under way; then it sleeps a fixed part of the time
+# that it has waited already, so that waiting costs a bounded part of a core and delays
+# what arrives by a bounded part of the time it took.
+YIELD_S = 50e-6
+SLEEP_PART = 1 / 8
+SHORTEST_SLEEP_S = 20e-6
+LONGEST_SLEEP_S = {"caller waits": 200e-6, "work in flight": 1e-3, "idle": 4e-3}
+
+REPORT_WAITING_AFTER_S = 0.5  # before a waiting caller is reported: most wait far less
+CHECK_STALLS_EVERY_S = 0.5
+PR_SET_TIMERSLACK = 29
+
+
+class Engine:
+    """The engine of one runtime: one thread, one queue, one transport."""
+
+    def __init__(
+        self, transport: Transport, plane: HostPlane, config: Config, algorithm: Algorithm
+    ) -> None:
+        """Prepare; nothing runs before `start`."""
+        self.queue = RequestQueue()
+        self.stats = Stats()
+        self._transport = transport
+        self._config = config
+        self._star = Star(transport)
+        self._member = Member()
+        self._coordinator = (
+            Coordinator(transport.size, config, algorithm)
+            if self._star.coordinates
+            else None
+        )
+        self._executor = Executor(plane)
+        self._thread = threading.Thread(target=self._run, name="hvlite-engine", daemon=True)
+        # Set once by the thread that calls `leave`, read by the engine thread.
+        self._leaving: str | None = None
+        # All below belongs to the engine thread.
+        self._left_at: float | None = None
+        self._finished: str | None = None
+        self._last_progress = 0.0
+        self._next_stall_check = 0.0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def leave(self, cause: str) -> bool:
+        """Stop submitting, serve the others until all have left, end the thread.
+
+        Args:
+            cause: told to ranks that still need this one; "" for an ordinary end.
+
+        Returns:
+            Whether all ranks left together, within the time allowed for it.
+        """
+        self.queue.refuse(errors.NotInitializedError("an operation"))
+        self._leaving = cause
+        self.queue.wake()
+        self._thread.join()
+        return self._finished == ""
+
+    def _run(self) -> None:
+        _sharpen_sleep()
+        error: errors.HvliteError
+        try:
+            while self._finished is None:
+                self._serve()
+            error = self._farewell()
+        except BaseException:  # noqa: BLE001  # a dead engine must fail every handle
+            text = traceback.format_exc()
+            error = errors.EngineError(f"the hvlite engine ended unexpectedly:\n{text}")
+            self._last_words(text)
+        for submission in self.queue.close(error):
+            submission.handle.fail(error)
+
+    def _farewell(self) -> errors.HvliteError:
+        if self._finished:
+            return errors.RankLeftError(self._finished)
+        return errors.NotInitializedError("an operation that was in flight")
+
+    def _last_words(self, text: str) -> None:
+        """Tell the other ranks, as far as the transport still works."""
+        cause = f"its engine ended unexpectedly: {text.strip().splitlines()[-1]}"
+        self._finished = cause
+        with contextlib.suppress(Exception):  # the first cause is already recorded
+            if self._coordinator is None:
+                self._star.send_report(Report(0, [], [], [], [], cause))
+            else:
+                self._end_all(f"rank {COORDINATOR}, which coordinates, has left: {cause}")
+
+    def _serve(self) -> None:
+        """Pass once over everything there is to do; sleep if there was nothing."""
+        now = time.monotonic()
+        progress = self._take_submissions()
+        progress |= self._take_messages(now)
+        progress |= self._execute()
+        self._check_leaving(now)
+        self._report(now)
+        progress |= self._decide(now)
+        if progress:
+            self._last_progress = now
+        else:
+            self._pause(now)
+
+    def _take_submissions(self) -> bool:
+        submissions = self.queue.drain()
+        for submission in submissions:
+            self._submit(submission)
+        return bool(submissions)
+
+    def _submit(self, submission: Submission) -> None:
+        hit = self._member.submit(submission.request, submission.key.sequence)
+        self.stats.submitted(submission, cache_hit=hit)
+
+    def _take_messages(self, now: float) -> bool:
+        progress = False
+        if self._coordinator is not None:
+            for rank, report in self._star.receive_reports():
+                self._coordinator.report(rank, report, now)
+                progress = True
+        else:
+            for decision in self._star.receive_decisions():
+                self._obey(decision)
+                progress = True
+        return progress
+
+    def _report(self, now: float) -> None:
+        report = self._member.report()
+        if report is None:
+            return
+        self.stats.reports += 1
+        if self._coordinator is not None:
+            self._coordinator.report(COORDINATOR, report, now)
+        else:
+            self._star.send_report(report)
+
+    def _decide(self, now: float) -> bool:
+        if self._coordinator is None:
+            return False
+        if now >= self._next_stall_check:
+            self._next_stall_check = now + CHECK_STALLS_EVERY_S
+            for text in self._coordinator.check_stalls(now):
+                LOG.warning("%s", text)
+        decision = self._coordinator.decide()
+        if decision is None:
+            return False
+        self._star.send_decision(decision)
+        self._obey(decision)
+        return True
+
+    def _obey(self, decision: Decision) -> None:
+        self.stats.decisions += 1
+        in_flight = self.queue.in_flight
+        self._member.receive(
+            decision, lambda key: in_flight[key].request if key in in_flight else None
+        )
+        now = time.perf_counter()
+        for order in decision.orders:
+            batch = [in_flight[self._member.key(*member)] for member in order.members]
+            self.stats.ordered(batch, now)
+            self._executor.start(order, batch)
+        for failure in decision.failures:
+            self._fail(failure)
+        for abort in decision.aborts:
+            self._abort(abort)
+        if decision.finished is not None:
+            self._finished = decision.finished
+
+    def _fail(self, failure: Failure) -> None:
+        error_class = getattr(errors, failure.error)
+        for key in failure.keys:
+            submission = self.queue.remove(key)
+            if submission is not None:
+                submission.handle.fail(error_class(failure.text))
+
+    def _abort(self, abort: Abort) -> None:
+        for submission in self._executor.abort(abort.number):
+            text = f"{describe(submission.key)} failed on rank {abort.rank}: {abort.cause}"
+            self.queue.remove(submission.key)
+            submission.handle.fail(errors.AbortedError(text))
+
+    def _execute(self) -> bool:
+        progress = False
+        for ended in self._executor.advance():
+            progress = True
+            if ended is not None:
+                self._complete(ended)
+        return progress
+
+    def _complete(self, ended: Ended) -> None:
+        if ended.error is not None:
+            cause = f"{type(ended.error).__name__}: {ended.error}"
+            self._member.abort(ended.order.number, cause)
+        else:
+            self.stats.executed(ended.batch, time.perf_counter())
+        for submission in ended.batch:
+            self.queue.remove(submission.key)  # first: a done handle frees its name
+            if ended.error is None:
+                for target, source in submission.write_back:
+                    target[...] = source
+                submission.handle.complete(ended.result)
+            else:
+                text = f"{describe(submission.key)} failed on rank {self._transport.rank}"
+                error = errors.AbortedError(f"{text}: {cause}")
+                error.__cause__ = ended.error
+                submission.handle.fail(error)
+
+    def _check_leaving(self, now: float) -> None:
+        if self._leaving is None:
+            return
+        if self._left_at is None:
+            self._left_at = now
+            self._member.leave(self._leaving)
+        elif now - self._left_at > self._config.leave_timeout_s:
+            self._finished = "the other ranks did not leave in time"
+            if self._coordinator is not None:
+                self._end_all(f"rank {COORDINATOR}, which coordinates, has left")
+
+    def _end_all(self, reason: str) -> None:
+        self._star.send_decision(Decision(0, [], [], [], [], [], reason))
+
+    def _pause(self, now: float) -> None:
+        """Wait for a submission or a message: the one place that does."""
+        waited = now - self._last_progress
+        if waited < YIELD_S:
+            time.sleep(0)  # unlike sched_yield it also lets other Python threads run
+            return
+        if self.queue.waiting:
+            state = "caller waits"
+            self._report_waiting(now)
+        else:
+            state = "work in flight" if self.queue.in_flight else "idle"
+        longest = LONGEST_SLEEP_S[state]
+        pause = min(max(waited * SLEEP_PART, SHORTEST_SLEEP_S), longest)
+        submission = self.queue.get(pause)
+        if submission is not None:
+            self._submit(submission)
+            self._last_progress = time.monotonic()
+
+    def _report_waiting(self, now: float) -> None:
+        """Report a caller that has waited long, if nobody else here could submit."""
+        if len(self.queue.submitters) > 1 or self._executor.busy:
+            return
+        for key, submission in list(self.queue.in_flight.items()):
+            handle = submission.handle
+            since = handle.waiting_since
+            if (
+                handle in self.queue.waiting
+                and since is not None
+                and now - since > REPORT_WAITING_AFTER_S
+            ):
+                handle.waiting_since = None  # reported: once is enough
+                self._member.wait(key)
+
+
+def _sharpen_sleep() -> None:
+    """Let this thread sleep 20 us when asked to; Linux adds 50 us by default."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)

@@ -1,0 +1,68 @@
+"""Which ready all-reduces go together. Pure: requests in, batches out.
+
+Requests that agree in process set, dtypes, operation, scale factors and device kind are
+fused up to the threshold, whatever came ready between them. One as large as the
+threshold goes alone, and so does everything that is not an all-reduce of the caller's
+own memory. Batches are ordered by their first member.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..messages import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from ..messages import Key, Request
+
+    Ready = tuple[Key, Request]
+
+
+def dtypes_of(request: Request) -> tuple[str, ...]:
+    """Return the distinct dtypes of a request's tensors in order of appearance."""
+    return tuple(dict.fromkeys(spec.dtype for spec in request.specs))
+
+
+def plan(ready: Sequence[Ready], threshold_bytes: int) -> list[list[Ready]]:
+    """Group `ready` into batches; each member appears in exactly one.
+
+    Args:
+        ready: in the order in which they became ready.
+        threshold_bytes: a batch of several members holds at most as many bytes.
+    """
+    batches: list[list[Ready]] = []
+    # What may be joined -> the batches of it that still have room, with that room.
+    open_batches: dict[Hashable, list[tuple[list[Ready], int]]] = {}
+    for item in ready:
+        request = item[1]
+        nbytes = request.nbytes
+        if not _fusable(request) or nbytes >= threshold_bytes:
+            batches.append([item])
+            continue
+        candidates = open_batches.setdefault(_affinity(request), [])
+        for index, (batch, room) in enumerate(candidates):
+            if nbytes <= room:
+                batch.append(item)
+                candidates[index] = (batch, room - nbytes)
+                break
+        else:
+            batches.append([item])
+            candidates.append((batches[-1], threshold_bytes - nbytes))
+    return batches
+
+
+def _fusable(request: Request) -> bool:
+    return request.kind is Kind.ALLREDUCE and not request.segment
+
+
+def _affinity(request: Request) -> Hashable:
+    return (
+        request.process_set,
+        dtypes_of(request),
+        request.op,
+        request.prescale,
+        request.postscale,
+        request.device,
+    )

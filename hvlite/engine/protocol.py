@@ -1,0 +1,82 @@
+"""The two control messages: a rank's report, and the coordinator's decision.
+
+Both are plain tuples. In steady state a report is a few integers (the ids of known
+requests), and so is a decision.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..messages import Algorithm, Key, Request
+
+
+class Report(NamedTuple):
+    """From a rank to the coordinator: what has happened here since the last one.
+
+    Attributes:
+        seen: number of the last decision received, which acknowledges it.
+        known: (id, sequence) of each newly submitted request that has an id.
+        new: (request, sequence) of each that has none.
+        waiting: unfinished requests for which this rank's only thread waits.
+        aborted: (order number, cause) of each order that failed here.
+        leaving: why this rank leaves, or None if it stays.
+    """
+
+    seen: int
+    known: list[tuple[int, int]]
+    new: list[tuple[Request, int]]
+    waiting: list[Key]
+    aborted: list[tuple[int, str]]
+    leaving: str | None
+
+
+class Order(NamedTuple):
+    """Requests to execute together, as one step of the total order.
+
+    `members` are (id, sequence); all have the same process set and kind.
+    """
+
+    number: int
+    process_set: int
+    algorithm: Algorithm
+    members: tuple[tuple[int, int], ...]
+
+
+class Failure(NamedTuple):
+    """Requests that will never be executed; `error` names a class in `errors`."""
+
+    keys: tuple[Key, ...]
+    error: str
+    text: str
+
+
+class Abort(NamedTuple):
+    """An order that failed on one rank after all had agreed to it."""
+
+    number: int
+    rank: int
+    cause: str
+
+
+class Decision(NamedTuple):
+    """From the coordinator to every rank; to be applied field by field, in this order.
+
+    Attributes:
+        number: counts decisions from 1.
+        evicted: ids that are no longer valid in reports.
+        assigned: (id, key) of requests that got an id; each rank knows them by key.
+        orders: what to execute, in order.
+        failures: requests to fail.
+        aborts: orders to give up.
+        finished: None to go on; "" once every rank has left: stop serving. Any other
+            text says why the coordinator ends before that.
+    """
+
+    number: int
+    evicted: list[int]
+    assigned: list[tuple[int, Key]]
+    orders: list[Order]
+    failures: list[Failure]
+    aborts: list[Abort]
+    finished: str | None

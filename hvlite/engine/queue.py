@@ -1,0 +1,156 @@
+"""The one way into the engine: submissions, and the table of names in flight.
+
+Any thread may call `put` and `waiting_for`; all else belongs to the engine thread.
+Guarantees: a submission is accepted whole or refused whole; once `close` returns, every
+submission accepted before is in `in_flight` or was taken out of it by the engine, and
+every later one is refused. A name is in flight from `put` until the engine `remove`s it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from threading import Lock, get_ident
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import DuplicateNameError
+from ..messages import Kind, Request, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..collectives.segments import Segment
+    from ..errors import HvliteError
+    from ..messages import Key
+    from ..transport.base import Array
+    from .handles import Handle
+
+
+class Part(NamedTuple):
+    """The tensors of one dtype within a request, flat and C-contiguous.
+
+    `inputs` and `outputs` cover the same elements in the same order, but may cut them
+    differently: a group's results can be one array. They may be the same memory.
+    """
+
+    inputs: Sequence[Array]
+    outputs: Sequence[Array]
+
+
+class Submission:
+    """A request with this rank's memory for it.
+
+    `write_back` are (destination, source) copies that the engine makes last, for
+    results whose own memory is not contiguous. `segment` is the node-shared memory in
+    which the tensor lies, if it does.
+    """
+
+    __slots__ = ("handle", "key", "parts", "request", "segment", "since", "write_back")
+
+    def __init__(
+        self,
+        request: Request,
+        sequence: int,
+        handle: Handle[Any],
+        parts: Sequence[Part] = (),
+        write_back: Sequence[tuple[Array, Array]] = (),
+        segment: Segment | None = None,
+    ) -> None:
+        """Bind `request` to memory and handle."""
+        self.request = request
+        self.key = request.key(sequence)
+        self.handle = handle
+        self.parts = parts
+        self.write_back = write_back
+        self.segment = segment
+        self.since = perf_counter()  # of the phase the request is in
+
+
+class RequestQueue:
+    """Submissions on their way to the engine thread, which sleeps on this queue."""
+
+    def __init__(self) -> None:
+        """Open an empty queue."""
+        self._arrivals: SimpleQueue[Submission | None] = SimpleQueue()
+        # Guards the pair (`_closed`, `in_flight`) against a `put` that races `close`.
+        self._lock = Lock()
+        self._closed: HvliteError | None = None
+        # Written by `put` under the lock, emptied by the engine thread.
+        self.in_flight: dict[Key, Submission] = {}
+        # Handles in whose `wait` a caller is; set operations are atomic under the GIL.
+        self.waiting: set[Handle[Any]] = set()
+        # Threads that ever submitted: with one, a waiting caller cannot submit more.
+        self.submitters: set[int] = set()
+        self._sequences: dict[tuple[int, Kind], itertools.count[int]] = {}
+
+    def sequence(self, process_set: int, kind: Kind) -> int:
+        """Return the next number (from 1) for an unnamed request of this kind."""
+        counter = self._sequences.get((process_set, kind))
+        if counter is None:
+            counter = self._sequences.setdefault((process_set, kind), itertools.count(1))
+        return next(counter)
+
+    def put(self, submission: Submission) -> None:
+        """Hand a submission to the engine.
+
+        Raises:
+            DuplicateNameError: its name is in flight on this rank.
+            HvliteError: the engine has ended; the error says why.
+        """
+        self.submitters.add(get_ident())
+        key = submission.key
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed
+            if self.in_flight.setdefault(key, submission) is not submission:
+                raise DuplicateNameError(
+                    f"{describe(key)} is already in flight on this rank: synchronize "
+                    f"the earlier one first, or give this one another name"
+                )
+            self._arrivals.put(submission)
+
+    @contextmanager
+    def waiting_for(self, handle: Handle[Any]) -> Iterator[None]:
+        """Let the engine know, while the block runs, that a caller waits."""
+        self.waiting.add(handle)
+        self.wake()
+        try:
+            yield
+        finally:
+            self.waiting.discard(handle)
+
+    def wake(self) -> None:
+        """End the engine thread's sleep, if it sleeps."""
+        self._arrivals.put(None)
+
+    def get(self, timeout_s: float) -> Submission | None:
+        """Return the next submission; None on a wake-up or after `timeout_s`."""
+        try:
+            if timeout_s > 0:
+                return self._arrivals.get(timeout=timeout_s)
+            return self._arrivals.get_nowait()
+        except Empty:
+            return None
+
+    def drain(self) -> list[Submission]:
+        """Return what has arrived, at most as much as was there at the call."""
+        arrivals = (self.get(0) for _ in range(self._arrivals.qsize()))
+        return [submission for submission in arrivals if submission is not None]
+
+    def remove(self, key: Key) -> Submission | None:
+        """Take a request out of flight; its name is free again."""
+        return self.in_flight.pop(key, None)
+
+    def refuse(self, error: HvliteError) -> None:
+        """Refuse everything from now on with `error`; what is in flight goes on."""
+        with self._lock:
+            self._closed = error
+
+    def close(self, error: HvliteError) -> list[Submission]:
+        """Refuse everything from now on with `error`; return what was in flight."""
+        self.refuse(error)
+        remaining = list(self.in_flight.values())
+        self.in_flight.clear()
+        return remaining

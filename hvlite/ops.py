@@ -1,0 +1,472 @@
+"""The operations on NumPy arrays: what every framework's shim is built on.
+
+Each operation has a form that returns a `Handle` at once and one that waits. The
+`start_*` functions are the shims' way in: they take what has been checked and named by
+the public function. Every rank of the process set must submit the same request; names,
+not program order, tell which belong together.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from . import runtime
+from .engine.handles import Handle
+from .engine.queue import Part, Submission
+from .errors import UsageError
+from .messages import (
+    Kind,
+    Op,
+    Request,
+    TensorSpec,
+    check_operation,
+    dtype_name,
+)
+from .process_sets import ProcessSet, global_process_set
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+
+    from .engine.coordinator import Engine
+    from .engine.host_plane import SharedBuffer
+    from .transport.base import Array
+
+Average, Sum, Min, Max, Product = Op.AVERAGE, Op.SUM, Op.MIN, Op.MAX, Op.PRODUCT
+
+
+def allreduce(
+    tensor: ArrayLike,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """Combine an array over all ranks of the process set; every one must call.
+
+    Args:
+        tensor: any shape, a dtype of `messages.DTYPES`; not modified. Its shape and
+            dtype must be equal on all ranks.
+        average: deprecated: True for Average, False for Sum.
+        name: what the ranks match the call by; by default its count among the unnamed.
+        op: Average (default), Sum, Min, Max or Product.
+        prescale_factor: multiplied in before the reduction, in the array's dtype.
+        postscale_factor: multiplied in after it.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new array in C order, bitwise equal on all ranks. Sums are in the array's
+        dtype (integers wrap; half floats accumulate in float32), integer averages
+        truncate toward zero.
+
+    Raises:
+        MismatchError: the ranks passed different things; the same error on each.
+        UsageError: an argument that no rank could use; nothing was submitted.
+    """
+    return allreduce_async(
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set
+    ).wait()
+
+
+def allreduce_async(
+    tensor: ArrayLike,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Array]:
+    """Start `allreduce`; the array must not change until `synchronize(handle)`."""
+    arrays = [np.asarray(tensor)]
+    op = resolve_op(op, average)
+    request = _allreduce_request(
+        arrays, name, op, prescale_factor, postscale_factor, process_set, "cpu"
+    )
+    engine = runtime.engine()
+    memory = _out_of_place(arrays)
+    handle = Handle(engine.queue, memory.results[0])
+    _submit(engine, request, name, handle, memory)
+    return handle
+
+
+def grouped_allreduce(
+    tensors: Sequence[ArrayLike],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Array]:
+    """Combine several arrays as one operation: one negotiation, few messages.
+
+    The arguments are those of `allreduce`; the arrays may differ in shape and dtype.
+    The results of one dtype share one piece of memory.
+    """
+    return grouped_allreduce_async(
+        tensors, average, name, op, prescale_factor, postscale_factor, process_set
+    ).wait()
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[ArrayLike],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Array]]:
+    """Start `grouped_allreduce`; no array may change until `synchronize(handle)`."""
+    return start_allreduce(
+        [np.asarray(tensor) for tensor in tensors],
+        name=name,
+        op=resolve_op(op, average),
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
+
+
+def broadcast(
+    tensor: ArrayLike,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """Return a copy of rank `root_rank`'s array on every rank; every one must call.
+
+    Args:
+        tensor: any shape and dtype, equal on all ranks; only the root's values count.
+        root_rank: the world rank whose values are taken.
+        name: what the ranks match the call by.
+        process_set: the ranks that take part.
+
+    Raises:
+        MismatchError: shapes, dtypes or roots differ; the same error on each rank.
+        UsageError: `root_rank` is not in the process set.
+    """
+    return broadcast_async(tensor, root_rank, name, process_set).wait()
+
+
+def broadcast_async(
+    tensor: ArrayLike,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Array]:
+    """Start `broadcast`; the array must not change until `synchronize(handle)`."""
+    return start_broadcast(
+        np.asarray(tensor), root_rank=root_rank, name=name, process_set=process_set
+    )
+
+
+def broadcast_object(
+    obj: Any = None,  # noqa: ANN401  # any object that cloudpickle takes
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:  # noqa: ANN401
+    """Return a copy of rank `root_rank`'s object on every rank; every one must call.
+
+    Args:
+        obj: anything cloudpickle can serialize; ignored elsewhere than on the root.
+        root_rank: the world rank whose object is taken.
+        name: what the ranks match the call by.
+        process_set: the ranks that take part.
+    """
+    is_root = runtime.rank() == root_rank
+    payload = np.frombuffer(cloudpickle.dumps(obj) if is_root else b"", dtype=np.uint8)
+    length = np.array(payload.size, dtype=np.int64)
+    length = broadcast(length, root_rank, name and f"{name}.length", process_set)
+    if not is_root:
+        payload = np.empty(int(length), dtype=np.uint8)
+    payload = broadcast(payload, root_rank, name and f"{name}.payload", process_set)
+    return obj if is_root else cloudpickle.loads(payload.tobytes())
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until every rank of the process set is here; what was started goes on."""
+    engine = runtime.engine()
+    request = Request(Kind.BARRIER, "", process_set=_registered(process_set))
+    handle: Handle[None] = Handle(engine.queue)
+    _submit(engine, request, None, handle)
+    handle.wait()
+
+
+def synchronize(handle: Handle[Any]) -> Any:  # noqa: ANN401  # the handle's result
+    """Wait for an operation started by one of the `_async` calls; return its result."""
+    return handle.wait()
+
+
+def poll(handle: Handle[Any]) -> bool:
+    """Say whether `synchronize(handle)` would return at once."""
+    return handle.poll()
+
+
+def resolve_op(op: Op | None, average: bool | None) -> Op:
+    """Return the operation that the pair of arguments means.
+
+    Raises:
+        UsageError: both are given, or `op` is not one of hvlite's.
+    """
+    if average is None:
+        try:
+            return Op.AVERAGE if op is None else Op(op)
+        except ValueError:
+            known = "Average, Sum, Min, Max or Product"
+            raise UsageError(f"op={op!r} is not known: use {known}") from None
+    if op is not None:
+        raise UsageError("give op= or average=, not both; average= is deprecated")
+    warnings.warn(
+        "average= is deprecated: use op=Average or op=Sum",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return Op.AVERAGE if average else Op.SUM
+
+
+def start_allreduce(
+    arrays: Sequence[Array],
+    *,
+    name: str | None,
+    op: Op,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    in_place: bool = False,
+    device: str = "cpu",
+) -> Handle[list[Array]]:
+    """Submit arrays as one request.
+
+    Args:
+        arrays: any shapes, dtypes and strides; written to if `in_place`.
+        name: what the ranks match it by; None for the next unnamed one.
+        op: how to combine.
+        prescale_factor: multiplied in before.
+        postscale_factor: multiplied in after.
+        process_set: the ranks that take part.
+        in_place: whether the results go into `arrays` themselves.
+        device: the kind of device that the caller's tensors lie on, on which all ranks
+            must agree; the arrays themselves are in host memory.
+
+    Returns:
+        A handle of the list of results: `arrays`, or new arrays in C order.
+    """
+    request = _allreduce_request(
+        arrays, name, op, prescale_factor, postscale_factor, process_set, device
+    )
+    memory = _in_place(arrays) if in_place else _out_of_place(arrays)
+    engine = runtime.engine()
+    handle = Handle(engine.queue, memory.results)
+    _submit(engine, request, name, handle, memory)
+    return handle
+
+
+def start_shared_allreduce(
+    buffer: SharedBuffer,
+    offset: int,
+    count: int,
+    dtype: np.dtype[Any],
+    *,
+    name: str,
+    op: Op,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    layout: str = "",
+    device: str = "cpu",
+) -> Handle[None]:
+    """Submit `count` elements that lie in a shared buffer; reduced there, in place.
+
+    Args:
+        buffer: from `allocate`; the same one on all ranks.
+        offset: where the elements begin, in bytes, a multiple of their size.
+        count: number of elements.
+        dtype: their dtype.
+        name: what the ranks match it by.
+        op: how to combine.
+        prescale_factor: multiplied in before.
+        postscale_factor: multiplied in after.
+        process_set: the ranks that take part.
+        layout: what the elements are, one line a part; compared on every call.
+        device: the kind of device that their source lies on.
+    """
+    spec = TensorSpec(dtype_name(dtype), (count,))
+    check_operation(name, spec.dtype, op)
+    request = Request(
+        Kind.ALLREDUCE,
+        name,
+        (spec,),
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set=_registered(process_set),
+        device=device,
+        segment=buffer.number,
+        offset=offset,
+        layout=layout,
+    )
+    engine = runtime.engine()
+    handle: Handle[None] = Handle(engine.queue)
+    engine.queue.put(Submission(request, 0, handle, segment=buffer.segment))
+    return handle
+
+
+def start_broadcast(
+    array: Array,
+    *,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet = global_process_set,
+    in_place: bool = False,
+    device: str = "cpu",
+) -> Handle[Array]:
+    """Submit one array to be overwritten (a copy of it unless `in_place`) by the root's."""
+    number = _registered(process_set)
+    if root_rank not in (process_set.ranks or ()):
+        raise UsageError(
+            f"broadcast '{name or ''}': root_rank={root_rank} is not one of the ranks "
+            f"{process_set.ranks}"
+        )
+    request = Request(
+        Kind.BROADCAST,
+        name or "",
+        (TensorSpec(dtype_name(array.dtype), array.shape),),
+        root=root_rank,
+        process_set=number,
+        device=device,
+    )
+    memory = _in_place([array]) if in_place else _out_of_place([array])
+    engine = runtime.engine()
+    handle = Handle(engine.queue, memory.results[0])
+    _submit(engine, request, name, handle, memory)
+    return handle
+
+
+def allocate(name: str, nbytes: int, layout: str = "") -> Handle[SharedBuffer]:
+    """Start to allocate `nbytes` bytes on every rank, shared inside each node.
+
+    Args:
+        name: what the ranks match the call by.
+        nbytes: equal on all ranks.
+        layout: what will be in it, one line a part, equal on all ranks: where it is
+            not, every rank gets the MismatchError that lists the differing lines.
+    """
+    engine = runtime.engine()
+    spec = TensorSpec("uint8", (nbytes,))
+    request = Request(Kind.ALLOCATE, name, (spec,), layout=layout)
+    handle: Handle[SharedBuffer] = Handle(engine.queue)
+    _submit(engine, request, name, handle)
+    return handle
+
+
+def _registered(process_set: ProcessSet) -> int:
+    """Return the number of a process set that this rank may use.
+
+    Raises:
+        UsageError: it is not registered.
+    """
+    number = process_set.process_set_id
+    if number is None or process_set.ranks is None:
+        runtime.size()  # "not initialized" is the better message where that is the cause
+        raise UsageError(f"{process_set} is not registered")
+    return number
+
+
+def _allreduce_request(
+    arrays: Sequence[Array],
+    name: str | None,
+    op: Op,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    device: str,
+) -> Request:
+    specs = tuple([TensorSpec(dtype_name(a.dtype), a.shape) for a in arrays])
+    for dtype in {spec.dtype for spec in specs}:
+        check_operation(name or "", dtype, op)
+    return Request(
+        Kind.ALLREDUCE,
+        name or "",
+        specs,
+        op,
+        float(prescale_factor),
+        float(postscale_factor),
+        process_set=_registered(process_set),
+        device=device,
+    )
+
+
+class _Memory(NamedTuple):
+    """Where a submission's values come from and go to, and what the caller gets."""
+
+    parts: Sequence[Part] = ()
+    results: list[Array] = []  # noqa: RUF012  # never written to
+    write_back: Sequence[tuple[Array, Array]] = ()
+
+
+def _by_dtype(arrays: Sequence[Array]) -> dict[np.dtype[Any], list[int]]:
+    """Return the positions of each dtype, dtypes in order of appearance."""
+    positions: dict[np.dtype[Any], list[int]] = {}
+    for index, array in enumerate(arrays):
+        positions.setdefault(array.dtype, []).append(index)
+    return positions
+
+
+def _out_of_place(arrays: Sequence[Array]) -> _Memory:
+    """Give the results of each dtype one new array, of which they are views."""
+    parts = []
+    results: list[Array] = list(arrays)
+    for dtype, positions in _by_dtype(arrays).items():
+        inputs = [arrays[index].reshape(-1) for index in positions]
+        output = np.empty(sum([array.size for array in inputs]), dtype)
+        parts.append(Part(inputs, (output,)))
+        start = 0
+        for index, array in zip(positions, inputs, strict=True):
+            end = start + array.size
+            results[index] = output[start:end].reshape(arrays[index].shape)
+            start = end
+    return _Memory(parts, results)
+
+
+def _in_place(arrays: Sequence[Array]) -> _Memory:
+    """Let the engine write into `arrays`, by way of copies where they have gaps."""
+    for array in arrays:
+        if not array.flags.writeable:
+            raise UsageError(f"an array of shape {array.shape} is read-only: pass a copy")
+    parts, write_back = [], []
+    for positions in _by_dtype(arrays).values():
+        flats = []
+        for array in (arrays[index] for index in positions):
+            flat = array.reshape(-1)
+            if not array.flags.c_contiguous:
+                write_back.append((array, flat.reshape(array.shape)))
+            flats.append(flat)
+        parts.append(Part(flats, flats))
+    return _Memory(parts, list(arrays), write_back)
+
+
+def _submit(
+    engine: Engine,
+    request: Request,
+    name: str | None,
+    handle: Handle[Any],
+    memory: _Memory = _Memory(),  # noqa: B008  # immutable
+) -> None:
+    sequence = 0
+    if name is None:
+        sequence = engine.queue.sequence(request.process_set, request.kind)
+    engine.queue.put(
+        Submission(
+            request, sequence, handle, memory.parts, memory.write_back
+        )
+    )

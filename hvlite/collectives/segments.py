@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import logging
 import mmap
 import os
 import secrets
@@ -33,11 +34,12 @@ import numpy as np
 from ..errors import SharedMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
     from ..transport.base import Array, Pending
     from .channel import Channel
 
+LOG = logging.getLogger("hvlite")
 _PAGE_BYTES = mmap.PAGESIZE
 # Reserving means zeroing, at some GB/s: this much takes the better part of 10 ms.
 _RESERVE_BYTES = 32 << 20
@@ -70,11 +72,15 @@ class Segment:
     regions: tuple[Array, ...]
     method: Method
 
+    @property
+    def rank_bytes(self) -> int:
+        """Size of each region."""
+        return self.regions[0].size
+
 
 def create(
     node: Channel,
     rank_bytes: int,
-    announce: Callable[[str], None],
     methods: Sequence[Method] = SHARED_METHODS,
 ) -> Generator[Pending | None, None, Segment]:
     """Make a segment of `rank_bytes` a rank; all ranks of `node` run this together.
@@ -82,7 +88,6 @@ def create(
     Args:
         node: the ranks that share it, equal arguments on each.
         rank_bytes: size of each region.
-        announce: told in one sentence, on every rank, of each method that failed.
         methods: what to try, in this order.
 
     Raises:
@@ -98,7 +103,7 @@ def create(
             mapping = yield from _attempt(node, stride, method)
         except _RefusedError as refusal:
             reasons.append(f"{method.value}: {refusal}")
-            announce(f"no shared memory by {reasons[-1]}")
+            LOG.info("no shared memory by %s", reasons[-1])
             continue
         memory = np.frombuffer(mapping, dtype=np.uint8)
         starts = range(0, node.size * stride, stride)

@@ -1,0 +1,271 @@
+"""Gradient buckets: where each parameter's gradient lies in node-shared memory.
+
+A bucket is a run of elements of one dtype that is all-reduced in one request: the
+gradients of its parameters, each in the parameter's own strides, then one flag per
+parameter. A rank sets a flag to 1 if it has a gradient for that parameter and to 0,
+with zeros for the gradient, if not; so after the reduction a flag that is not 0 says
+that some rank has one. Buckets of one device and dtype start at multiples of 64 bytes
+within one segment.
+
+Owned by the thread that runs backward; while a bucket has a handle, its memory
+belongs to the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import ops
+from .tensors import numpy_dtype, view_as_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from ..engine.host_plane import SharedBuffer
+    from .compression import Compressor
+    from .handles import Reduction
+    from .tensors import Array
+
+ALIGNMENT = 64
+FIRST_BUCKET_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How the gradients of one dtype travel."""
+
+    compression: type[Compressor]
+    dtype: torch.dtype
+    context: torch.dtype | None
+
+    @classmethod
+    def of(cls, compression: type[Compressor], dtype: torch.dtype) -> Wire:
+        """Ask `compression` what it makes of gradients of `dtype`."""
+        wire, context = compression.compress(torch.empty(0, dtype=dtype))
+        return cls(compression, wire.dtype, context)
+
+
+class Slot:
+    """One parameter's part of a bucket.
+
+    `view` is the gradient's place, in the parameter's strides. `fired` counts the
+    gradients that arrived in the backward pass under way, `expected` is how many an
+    earlier pass had (0: not known yet). `reduced` is the tensor that holds a sum over
+    all ranks, until a local gradient is added to it; kept for Sum only.
+    """
+
+    __slots__ = ("bucket", "expected", "fired", "name", "param", "reduced", "view")
+
+    def __init__(self, name: str, param: torch.Tensor) -> None:
+        self.name = name
+        self.param = param
+        self.bucket: Bucket
+        self.view: torch.Tensor
+        self.fired = 0
+        self.expected = 0
+        self.reduced: torch.Tensor | None = None
+
+    def describe(self, wire: torch.dtype) -> str:
+        """Return this slot's line in the layout that ranks compare."""
+        param = self.param
+        dtype, wire_dtype = (str(d).removeprefix("torch.") for d in (param.dtype, wire))
+        shape, strides = tuple(param.shape), _strides(param)
+        return f"{self.name} {dtype} as {wire_dtype} {shape} strides {strides}"
+
+    def share_reduced(self, share: float) -> None:
+        """Make `reduced` this rank's part of the sum, so that it can be summed again."""
+        reduced, self.reduced = self.reduced, None
+        if reduced is not None and reduced is self.param.grad:
+            reduced.detach().mul_(share)
+
+
+class Bucket:
+    """Some slots, reduced together; `handle` is set while that is under way."""
+
+    def __init__(self, name: str, slots: Sequence[Slot], wire: Wire) -> None:
+        self.name = name
+        self.slots = slots
+        self.wire = wire
+        first = slots[0].param
+        self.device = first.device
+        # Staged: p.grad stays a tensor of its own, and the bucket holds what travels.
+        self.staged = self.device.type != "cpu" or wire.dtype != first.dtype
+        self.numpy_dtype = numpy_dtype(torch.empty(0, dtype=wire.dtype))
+        self.count = sum(slot.param.numel() for slot in slots) + len(slots)
+        self.layout = "\n".join(slot.describe(wire.dtype) for slot in slots)
+        self.pending = 0
+        self.handle: ops.Handle[Array] | None = None
+        self._buffer: SharedBuffer
+        self._offset = 0
+        self._flags: torch.Tensor
+        for slot in slots:
+            slot.bucket = self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one reduction moves."""
+        return self.count * self.wire.dtype.itemsize
+
+    def attach(self, buffer: SharedBuffer, offset: int) -> None:
+        """Take the memory at byte `offset` of `buffer`."""
+        self._buffer, self._offset = buffer, offset
+        memory = view_as_tensor(buffer.array[offset : offset + self.nbytes])
+        storage = memory.untyped_storage()
+        start = memory.storage_offset() // self.wire.dtype.itemsize
+        for slot in self.slots:
+            slot.view = self._tensor(
+                storage, start, slot.param.shape, _strides(slot.param)
+            )
+            start += slot.param.numel()
+        self._flags = self._tensor(storage, start, (len(self.slots),), (1,))
+
+    def _tensor(
+        self,
+        storage: torch.UntypedStorage,
+        start: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+    ) -> torch.Tensor:
+        """Return a tensor that is no view, so that each has its own version counter."""
+        empty = torch.empty(0, dtype=self.wire.dtype)
+        return empty.set_(storage, start, tuple(shape), tuple(strides))  # type: ignore[call-overload, no-any-return]
+
+    def take(self, slot: Slot, grad: torch.Tensor) -> bool:
+        """Move a gradient into its slot and make the slot `param.grad`, if it fits.
+
+        Otherwise (other dtype or device, part of a graph) `param.grad` stays as it is
+        until `send` copies it. Call it under no_grad.
+        """
+        if self.staged or grad.dtype != slot.param.dtype or grad.requires_grad:
+            return False
+        slot.view.copy_(grad)
+        slot.param.grad = slot.view
+        return True
+
+    def send(self, reduction: Reduction, share: float) -> None:
+        """Complete the bucket and submit it; `share` is 1 / ranks. Under no_grad."""
+        self._flags.fill_(1)
+        for index, slot in enumerate(self.slots):
+            grad = slot.param.grad
+            if grad is None:
+                slot.view.zero_()
+                self._flags[index] = 0
+                continue
+            if slot.reduced is not None:
+                slot.share_reduced(share)
+            if grad is not slot.view and not self.take(slot, grad):
+                slot.view.copy_(self.wire.compression.compress(grad.detach())[0])
+        self.handle = ops.start_shared_allreduce(
+            self._buffer,
+            self._offset,
+            self.count,
+            self.numpy_dtype,
+            name=self.name,
+            op=reduction.op,
+            prescale_factor=reduction.prescale,
+            postscale_factor=reduction.postscale,
+            process_set=reduction.process_set,
+            layout=self.layout,
+            device=self.device.type,
+        )
+
+    def receive(self) -> None:
+        """Wait for the reduction. The handle is gone afterwards, also on an error."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            handle.wait()
+
+    def deliver(self, keep_reduced: bool) -> None:
+        """Give each parameter that some rank used its reduced gradient. Under no_grad."""
+        for slot, used in zip(self.slots, self._flags.tolist(), strict=True):
+            if not used:
+                continue
+            param = slot.param
+            if param.grad is not slot.view:
+                self._give(slot, param.grad)
+            if keep_reduced:
+                slot.reduced = param.grad
+
+    def _give(self, slot: Slot, grad: torch.Tensor | None) -> None:
+        if grad is None and not self.staged:
+            slot.param.grad = slot.view
+            return
+        result = self.wire.compression.decompress(slot.view, self.wire.context)
+        if grad is None:
+            grad = slot.param.grad = torch.empty_like(slot.param, requires_grad=False)
+        grad.detach().copy_(result)
+
+
+class Segment:
+    """Buckets that lie in one piece of node-shared memory.
+
+    The memory is asked for at once and waited for in `attach`, so that ranks may make
+    their optimizers at different moments.
+    """
+
+    def __init__(self, name: str, buckets: Sequence[Bucket]) -> None:
+        self.buckets = buckets
+        self._offsets = []
+        end = 0
+        for bucket in buckets:
+            self._offsets.append(end)
+            end += -(-bucket.nbytes // ALIGNMENT) * ALIGNMENT
+        layout = "\n".join(bucket.layout for bucket in buckets)
+        self._handle: ops.Handle[SharedBuffer] | None = ops.allocate(name, end, layout)
+
+    def attach(self) -> None:
+        """Wait for the memory and lay the buckets into it; once.
+
+        Raises:
+            MismatchError: the ranks' models differ; the text lists the differences.
+        """
+        if self._handle is None:
+            return
+        buffer = self._handle.wait()
+        for bucket, offset in zip(self.buckets, self._offsets, strict=True):
+            bucket.attach(buffer, offset)
+        self._handle = None
+
+
+def plan(parts: Iterable[tuple[Hashable, int]], limit: int) -> list[list[int]]:
+    """Group numbered parts, given as (kind, bytes), into buckets of one kind.
+
+    Goes backwards, because gradients arrive in about that order. A bucket is closed
+    before it would exceed `limit`; the first of each kind is small, so that
+    communication starts early.
+    """
+    closed: list[list[int]] = []
+    current: dict[Hashable, list[int]] = {}
+    room: dict[Hashable, int] = {}
+    for index, (kind, nbytes) in reversed(list(enumerate(parts))):
+        if kind not in room:
+            room[kind] = min(limit, FIRST_BUCKET_BYTES)
+        elif nbytes > room[kind]:
+            closed.append(current.pop(kind))
+            room[kind] = limit
+        current.setdefault(kind, []).append(index)
+        room[kind] -= nbytes
+    return closed + list(current.values())
+
+
+def split(count: int, parts: int) -> list[list[int]]:
+    """Split `count` numbers, backwards, into `parts` runs whose lengths differ by 1."""
+    numbers = list(range(count))[::-1]
+    starts = [count * part // parts for part in range(parts + 1)]
+    return [numbers[a:b] for a, b in zip(starts, starts[1:], strict=False) if a < b]
+
+
+def by_kind(indices: Iterable[int], kind: Callable[[int], Hashable]) -> list[list[int]]:
+    """Split `indices` into runs of one kind, keeping their order."""
+    kinds: dict[Hashable, list[int]] = {}
+    for index in indices:
+        kinds.setdefault(kind(index), []).append(index)
+    return list(kinds.values())
+
+
+def _strides(param: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides autograd gives the gradient: the parameter's, if dense."""
+    return torch.empty_like(param, device="meta").stride()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import wire
-from .verdict import RankRecord
+from .records import RankRecord
 
 GRACE_S = 1.5  # for the other ranks' own errors after the first failure
 TERM_S = 1.0  # from SIGTERM to SIGKILL after a failure
@@ -104,7 +104,7 @@ class Course:
     @property
     def ending(self) -> bool:
         """Whether something has happened that ends the job."""
-        return bool(self._plan)
+        return bool(self._plan) or self._abandoned or self._dismissed
 
     @property
     def over(self) -> bool:

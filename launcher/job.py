@@ -15,11 +15,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from . import processes, verdict, wire
+from . import leftovers, processes, verdict, wire
 from .channel import Channel, Frame
 from .course import Course
 from .lines import LineSplitter
 from .output import RankOutput
+from .records import RankRecord
 from .screen import Screen
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -48,6 +49,7 @@ class Job:
 
     def run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run mpirun with these arguments; returns the job's exit code."""
+        since = time.time()
         processes.become_subreaper()
         wakeup = _catch_signals()
         self._selector.register(wakeup, selectors.EVENT_READ)
@@ -63,6 +65,9 @@ class Job:
             while pipe in self._mpirun_pipes and self._hear_mpirun(pipe):
                 pass
         code = self._conclude(time.monotonic())
+        if code:
+            leftovers.remove_stale(since)
+        self._screen.advance()
         while not self._screen.empty:
             self._step(wakeup)
         return code
@@ -71,7 +76,6 @@ class Job:
 
     def _step(self, wakeup: int) -> None:
         """Wait for an event or a deadline, and handle it."""
-        self._screen.advance()
         writable = self._await_screen()
         for key, mask in self._selector.select(self._pause(time.monotonic())):
             if key.fd == wakeup:
@@ -84,6 +88,7 @@ class Job:
         if writable is not None:
             self._selector.unregister(writable)
         self._on_time(time.monotonic())
+        self._screen.advance()
 
     def _await_screen(self) -> int | None:
         """Wake up when a slow reader of our output can take more."""
@@ -119,7 +124,7 @@ class Job:
         if frame.kind == wire.HELLO:
             _, _, pid, host = frame.payload.decode().split(" ", 3)
             self._outputs[rank] = RankOutput(rank, self._screen)
-            course.started(verdict.RankRecord(rank, host, int(pid)), now)
+            course.started(RankRecord(rank, host, int(pid)), now)
             return
         output = self._outputs[rank]
         if frame.kind == wire.STDOUT:
@@ -174,54 +179,26 @@ class Job:
 
     def _conclude(self, now: float) -> int:
         """Print the report; returns the job's exit code."""
-        records = list(self._course.records.values())
-        first = verdict.first_failure(records)
-        self._settle_held(first, now)
-        self._screen.close_bar()
-        if self._course.ended_by is not None:
-            number = self._course.ended_by
-            if number != signal.SIGPIPE:
-                name = signal.Signals(number).name
-                self._screen.note(f"ended by {name}; nothing is left running")
-            return 128 + number
-        if first is not None and not (first.lost and self._mpirun_was_killed()):
-            words = self._outputs[first.rank].last_words()
-            for rank, text in verdict.report(first, records, words):
-                prefix = b"hvrun: " if rank is None else b"[%d] " % rank
-                self._screen.note(text, prefix)
-            return verdict.exit_code(records)
-        unfinished = any(record.code != 0 for record in records) or not records
-        if self._course.mpirun_early and unfinished:
-            return self._blame_mpirun()
-        return 0
-
-    def _settle_held(self, first: verdict.RankRecord | None, now: float) -> None:
-        """Show held tracebacks that are neither the cause nor its consequences."""
-        for rank, output in self._outputs.items():
-            record = self._course.records[rank]
+        course = self._course
+        facts = verdict.JobFacts(
+            records=list(course.records.values()),
+            last_words={r: out.last_words() for r, out in self._outputs.items()},
+            ended_by=course.ended_by,
+            mpirun_pid=self._mpirun,
+            mpirun_code=course.mpirun_code,
+            mpirun_early=course.mpirun_early,
+            mpirun_said=self._mpirun_said,
+        )
+        first = verdict.first_failure(facts.records)
+        for record in facts.records:
             consequence = record.failed or record.stopped
             if not consequence or (self._verbose and record is not first):
-                output.release(now)
-
-    def _mpirun_was_killed(self) -> bool:
-        return self._course.mpirun_early and (self._course.mpirun_code or 0) < 0
-
-    def _blame_mpirun(self) -> int:
-        """The ranks did not fail: mpirun could not start them, or it died."""
-        code = self._course.mpirun_code or 0
-        for text in self._mpirun_said:
-            self._screen.note(text, b"[mpirun] ")
-        if code < 0:
-            self._screen.note(
-                f"mpirun (pid {self._mpirun}) was "
-                f"{verdict.killed_by(-code)}; the job ended with it"
-            )
-            return 128 - code
-        self._screen.note(
-            f"mpirun ended with code {code} before the ranks had; its own words are"
-            " above; `hvrun --check` tells whether the installation fits together"
-        )
-        return code or 1
+                self._outputs[record.rank].release(now)
+        self._screen.close_bar()
+        code, lines = verdict.judge(facts)
+        for prefix, text in lines:
+            self._screen.note(text, prefix)
+        return code
 
 
 def _catch_signals() -> int:

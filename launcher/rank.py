@@ -26,7 +26,7 @@ import sys
 import time
 from typing import NoReturn
 
-from . import environment, processes, wire
+from . import environment, leftovers, processes, wire
 
 # A signal that nobody else sends. The kernel means the parent *thread*: mpirun may
 # end a thread that started ranks, so the receiver checks that its parent is new.
@@ -93,6 +93,7 @@ class Supervisor:
         self._reader = wire.FrameReader()
         self._outgoing = bytearray()
         self._parent = os.getppid()
+        self._since = time.time()
         self._code: int | None = None
         self._helpers_until = 0.0
         self._reported_done = False
@@ -141,6 +142,7 @@ class Supervisor:
                 self._finish_output()
             if not self._connected:
                 self._kill()
+                leftovers.remove_stale(self._since)
                 return 1
         code = self._code or 0
         return 128 - code if code < 0 else code

@@ -53,10 +53,9 @@ class Screen:
         else:
             self._bar_shown.setdefault((fd, rank), now)
 
-    def note(self, text: str | bytes, prefix: bytes = b"hvrun: ") -> None:
-        """Show a line of hvrun's own, on stderr."""
-        encoded = text if isinstance(text, bytes) else os.fsencode(text)
-        self._put_line(self._err, prefix + encoded)
+    def note(self, text: bytes, prefix: bytes) -> None:
+        """Show a line of the report, or of mpirun, on stderr."""
+        self._put_line(self._err, prefix + text)
 
     def _put_line(self, fd: int, text: bytes) -> None:
         clear = b""

@@ -5,8 +5,10 @@ it is 0 after a host lost power and after MPI_Abort() without a code.
 """
 
 import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .records import RankRecord
 
 SIGNAL_HINTS = {
     signal.SIGKILL: "often out of memory",
@@ -15,44 +17,6 @@ SIGNAL_HINTS = {
     signal.SIGABRT: "compiled code gave up; its message is above",
     signal.SIGILL: "compiled for another kind of CPU",
 }
-
-
-@dataclass
-class RankRecord:
-    """What is known of one rank.
-
-    Attributes:
-        rank: its rank.
-        host: name of its machine.
-        pid: process id of the user's command there.
-        code: exit code, or minus the signal; None while it runs.
-        ended: when the report of its end arrived (seconds, hvrun's clock).
-        onset: when the traceback began that was its last word, if one was.
-        stopped: whether hvrun had told it to end before it did.
-        lost: whether its supervisor vanished without a report.
-        done: whether nothing of it is left.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    code: int | None = None
-    ended: float | None = None
-    onset: float | None = None
-    stopped: bool = False
-    lost: bool = False
-    done: bool = False
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended badly by itself."""
-        return bool(self.code) and not self.stopped
-
-    @property
-    def began(self) -> float:
-        """When its failure began: a traceback comes before the exit it causes."""
-        known = [t for t in (self.onset, self.ended) if t is not None]
-        return min(known, default=float("inf"))
 
 
 def first_failure(records: Iterable[RankRecord]) -> RankRecord | None:
@@ -65,7 +29,7 @@ def first_failure(records: Iterable[RankRecord]) -> RankRecord | None:
     if not any(record.failed for record in records):
         return None
     suspects = [r for r in records if r.failed or (r.stopped and r.onset is not None)]
-    return min(suspects, key=lambda record: (record.began, record.rank))
+    return min(suspects, key=_precedence)
 
 
 def exit_code(records: Iterable[RankRecord]) -> int:
@@ -73,7 +37,16 @@ def exit_code(records: Iterable[RankRecord]) -> int:
     failed = [record for record in records if record.failed]
     if not failed:
         return 0
-    code = min(failed, key=lambda record: (record.began, record.rank)).code or 0
+    return shell_code(min(failed, key=_precedence).code or 0)
+
+
+def _precedence(record: RankRecord) -> tuple[bool, float, int]:
+    # SIGTERM is what mpirun sends to the others, so it is rarely the cause.
+    return record.code == -signal.SIGTERM, record.began, record.rank
+
+
+def shell_code(code: int) -> int:
+    """An exit code as shells write it: 128 + n for a death by signal n."""
     return 128 - code if code < 0 else code
 
 
@@ -108,21 +81,96 @@ def followers(first: RankRecord, records: Iterable[RankRecord]) -> str | None:
     return f"{others} other rank{'s' if others > 1 else ''} failed after it"
 
 
-def report(
-    first: RankRecord, records: Sequence[RankRecord], last_words: Sequence[bytes]
-) -> list[tuple[int | None, bytes]]:
-    """The last lines of a failed job, as (rank or None for hvrun, text).
+@dataclass
+class JobFacts:
+    """All that the verdict rests on.
 
-    The most telling line comes last, where the eye is: the exception, or the
-    signal, or the exit code.
+    Attributes:
+        records: one for each rank that started.
+        last_words: the traceback that ended a rank's stderr, by rank.
+        ended_by: the signal by which a user ended the job, if one did.
+        mpirun_pid: its process id.
+        mpirun_code: how mpirun ended (minus a signal); None if it did not.
+        mpirun_early: whether it ended before the ranks were dismissed.
+        mpirun_said: its own output.
     """
-    told = [(first.rank, line) for line in last_words]
-    cause: list[tuple[int | None, bytes]] = [(None, describe(first).encode())]
+
+    records: Sequence[RankRecord]
+    last_words: Mapping[int, Sequence[bytes]] = field(default_factory=dict)
+    ended_by: int | None = None
+    mpirun_pid: int = 0
+    mpirun_code: int | None = 0
+    mpirun_early: bool = False
+    mpirun_said: Sequence[bytes] = ()
+
+    @property
+    def mpi_ended_it(self) -> bool:
+        """Whether MPI ended the job over the heads of the ranks.
+
+        MPI_Abort() makes mpirun kill all ranks at once, supervisors included, and
+        the failure of a whole launch leaves nothing but mpirun's words.
+        """
+        first = first_failure(self.records)
+        if first is None:
+            unfinished = any(record.code != 0 for record in self.records)
+            return self.mpirun_early and (unfinished or not self.records)
+        if first.lost:
+            # 9 and 137 is what mpirun makes of a supervisor that was killed.
+            return self.mpirun_code not in (None, signal.SIGKILL, 128 + signal.SIGKILL)
+        aborted = any(b"MPI_ABORT" in line for line in self.mpirun_said)
+        return first.code == -signal.SIGTERM and aborted
+
+
+Lines = list[tuple[bytes, bytes]]
+HVRUN = b"hvrun: "
+MPIRUN = b"[mpirun] "
+
+
+def judge(facts: JobFacts) -> tuple[int, Lines]:
+    """The job's exit code, and its last lines, each as (prefix, text)."""
+    if facts.ended_by == signal.SIGPIPE:
+        return 128 + signal.SIGPIPE, []
+    if facts.ended_by is not None:
+        name = signal.Signals(facts.ended_by).name
+        text = f"ended by {name}; nothing is left running"
+        return 128 + facts.ended_by, [(HVRUN, text.encode())]
+    if facts.mpi_ended_it:
+        return _blame_mpi(facts)
+    first = first_failure(facts.records)
+    if first is None:
+        return 0, []
+    words = facts.last_words.get(first.rank, ())
+    return exit_code(facts.records), _report(first, facts.records, words)
+
+
+def _report(
+    first: RankRecord, records: Sequence[RankRecord], last_words: Sequence[bytes]
+) -> Lines:
+    """The most telling line comes last: the exception, or the death, or the code."""
+    told = [(b"[%d] " % first.rank, line) for line in last_words]
+    cause = [(HVRUN, describe(first).encode())]
     count = followers(first, records)
-    counted: list[tuple[int | None, bytes]] = [(None, count.encode())] if count else []
-    by_signal = (first.code or 0) < 0 and not first.stopped
-    if by_signal:
+    counted = [(HVRUN, count.encode())] if count else []
+    if (first.code or 0) < 0 and not first.stopped:
         return [*told, *counted, *cause]
     if told:
         return [*cause, *counted, *told]
     return [*counted, *cause]
+
+
+def _blame_mpi(facts: JobFacts) -> tuple[int, Lines]:
+    code = facts.mpirun_code or 0
+    said = [(MPIRUN, line) for line in facts.mpirun_said]
+    if code < 0:
+        text = f"mpirun (pid {facts.mpirun_pid}) was {killed_by(-code)}"
+    elif facts.records:
+        text = (
+            f"MPI ended the job with code {code}: MPI_Abort() was called, or MPI"
+            " itself failed; what was said about it is above"
+        )
+    else:
+        text = (
+            f"mpirun could not start the ranks and ended with code {code}; its words"
+            " are above, and `hvrun --check` tells whether the installation fits"
+        )
+    return shell_code(code) or 1, [*said, (HVRUN, text.encode())]

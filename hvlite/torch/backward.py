@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine = torch.autograd.Variable._execution_engine
 _task_id: Callable[[], int] = torch._C._current_graph_task_id
 _running_node: Callable[[], Any] = torch._C._current_autograd_node
 

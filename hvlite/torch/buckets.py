@@ -22,15 +22,14 @@ from .. import ops
 from .tensors import numpy_dtype, view_as_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Sequence
 
+    from ..engine.handles import Handle
     from ..engine.host_plane import SharedBuffer
     from .compression import Compressor
     from .handles import Reduction
-    from .tensors import Array
 
 ALIGNMENT = 64
-FIRST_BUCKET_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Slot:
         return f"{self.name} {dtype} as {wire_dtype} {shape} strides {strides}"
 
     def share_reduced(self, share: float) -> None:
-        """Make `reduced` this rank's part of the sum, so that it can be summed again."""
+        """Make `reduced` this rank's part of the sum, to be summed again."""
         reduced, self.reduced = self.reduced, None
         if reduced is not None and reduced is self.param.grad:
             reduced.detach().mul_(share)
@@ -97,7 +96,7 @@ class Bucket:
         self.count = sum(slot.param.numel() for slot in slots) + len(slots)
         self.layout = "\n".join(slot.describe(wire.dtype) for slot in slots)
         self.pending = 0
-        self.handle: ops.Handle[Array] | None = None
+        self.handle: Handle[None] | None = None
         self._buffer: SharedBuffer
         self._offset = 0
         self._flags: torch.Tensor
@@ -113,8 +112,8 @@ class Bucket:
         """Take the memory at byte `offset` of `buffer`."""
         self._buffer, self._offset = buffer, offset
         memory = view_as_tensor(buffer.array[offset : offset + self.nbytes])
-        storage = memory.untyped_storage()
-        start = memory.storage_offset() // self.wire.dtype.itemsize
+        storage = memory.untyped_storage()  # begins where the slice does
+        start = 0
         for slot in self.slots:
             slot.view = self._tensor(
                 storage, start, slot.param.shape, _strides(slot.param)
@@ -131,7 +130,7 @@ class Bucket:
     ) -> torch.Tensor:
         """Return a tensor that is no view, so that each has its own version counter."""
         empty = torch.empty(0, dtype=self.wire.dtype)
-        return empty.set_(storage, start, tuple(shape), tuple(strides))  # type: ignore[call-overload, no-any-return]
+        return empty.set_(storage, start, tuple(shape), tuple(strides))
 
     def take(self, slot: Slot, grad: torch.Tensor) -> bool:
         """Move a gradient into its slot and make the slot `param.grad`, if it fits.
@@ -179,7 +178,7 @@ class Bucket:
             handle.wait()
 
     def deliver(self, keep_reduced: bool) -> None:
-        """Give each parameter that some rank used its reduced gradient. Under no_grad."""
+        """Give each parameter that some rank used its gradient. Under no_grad."""
         for slot, used in zip(self.slots, self._flags.tolist(), strict=True):
             if not used:
                 continue
@@ -214,7 +213,7 @@ class Segment:
             self._offsets.append(end)
             end += -(-bucket.nbytes // ALIGNMENT) * ALIGNMENT
         layout = "\n".join(bucket.layout for bucket in buckets)
-        self._handle: ops.Handle[SharedBuffer] | None = ops.allocate(name, end, layout)
+        self._handle: Handle[SharedBuffer] | None = ops.allocate(name, end, layout)
 
     def attach(self) -> None:
         """Wait for the memory and lay the buckets into it; once.
@@ -228,42 +227,6 @@ class Segment:
         for bucket, offset in zip(self.buckets, self._offsets, strict=True):
             bucket.attach(buffer, offset)
         self._handle = None
-
-
-def plan(parts: Iterable[tuple[Hashable, int]], limit: int) -> list[list[int]]:
-    """Group numbered parts, given as (kind, bytes), into buckets of one kind.
-
-    Goes backwards, because gradients arrive in about that order. A bucket is closed
-    before it would exceed `limit`; the first of each kind is small, so that
-    communication starts early.
-    """
-    closed: list[list[int]] = []
-    current: dict[Hashable, list[int]] = {}
-    room: dict[Hashable, int] = {}
-    for index, (kind, nbytes) in reversed(list(enumerate(parts))):
-        if kind not in room:
-            room[kind] = min(limit, FIRST_BUCKET_BYTES)
-        elif nbytes > room[kind]:
-            closed.append(current.pop(kind))
-            room[kind] = limit
-        current.setdefault(kind, []).append(index)
-        room[kind] -= nbytes
-    return closed + list(current.values())
-
-
-def split(count: int, parts: int) -> list[list[int]]:
-    """Split `count` numbers, backwards, into `parts` runs whose lengths differ by 1."""
-    numbers = list(range(count))[::-1]
-    starts = [count * part // parts for part in range(parts + 1)]
-    return [numbers[a:b] for a, b in zip(starts, starts[1:], strict=False) if a < b]
-
-
-def by_kind(indices: Iterable[int], kind: Callable[[int], Hashable]) -> list[list[int]]:
-    """Split `indices` into runs of one kind, keeping their order."""
-    kinds: dict[Hashable, list[int]] = {}
-    for index in indices:
-        kinds.setdefault(kind(index), []).append(index)
-    return list(kinds.values())
 
 
 def _strides(param: torch.Tensor) -> tuple[int, ...]:

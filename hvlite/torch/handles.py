@@ -43,7 +43,7 @@ class Handle:
         staged: Sequence[Staged],
         *,
         in_place: bool,
-        grouped: bool,
+        grouped: bool = False,
     ) -> None:
         self._started: Started | None = started
         self._staged = staged
@@ -57,7 +57,7 @@ class Handle:
             UsageError: it was waited for already.
         """
         if self._started is None:
-            raise UsageError("this handle was synchronised already")
+            raise _spent()
         return self._started.poll()
 
     def wait(self) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
@@ -72,18 +72,22 @@ class Handle:
         """
         if self._started is None:
             return None
-        started, self._started = self._started, None
-        result = started.wait()
-        arrays = result if isinstance(result, list) else [result]
-        staged, self._staged = self._staged, ()
-        if self._in_place:
-            tensors = tuple(one.write_back() for one in staged)
-        else:
-            tensors = tuple(
-                like(array, one.tensor)
-                for array, one in zip(arrays, staged, strict=True)
-            )
+        tensors = self.wait_all()
         return tensors if self._grouped else tensors[0]
+
+    def wait_all(self) -> tuple[torch.Tensor, ...]:
+        """As the first `wait`, but always a tuple."""
+        if self._started is None:
+            raise _spent()
+        started, self._started = self._started, None
+        staged, self._staged = self._staged, ()
+        result = started.wait()
+        if self._in_place:
+            return tuple(one.write_back() for one in staged)
+        arrays = result if isinstance(result, list) else [result]
+        return tuple(
+            like(array, one.tensor) for array, one in zip(arrays, staged, strict=True)
+        )
 
 
 def start_allreduce(
@@ -92,7 +96,7 @@ def start_allreduce(
     name: str | None,
     *,
     in_place: bool,
-    grouped: bool,
+    grouped: bool = False,
 ) -> Handle:
     """Start one all-reduce of all `tensors`; every rank of the set must call it.
 
@@ -135,4 +139,8 @@ def start_broadcast(
         in_place=in_place,
         device=tensor.device.type,
     )
-    return Handle(started, [staged], in_place=in_place, grouped=False)
+    return Handle(started, [staged], in_place=in_place)
+
+
+def _spent() -> UsageError:
+    return UsageError("this handle was synchronised already")

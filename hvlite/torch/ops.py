@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import ops
-from ..messages import Op
 from ..process_sets import ProcessSet, global_process_set
+from . import gradients
 from .compression import Compression, Compressor
-from .gradients import DifferentiableAllreduce, DifferentiableBroadcast
 from .handles import Handle, Reduction, start_allreduce, start_broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ..messages import Op
 
 
 def allreduce(
@@ -59,7 +60,7 @@ def allreduce(
         ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set
     )
     wire, context = compression.compress(tensor)
-    (reduced,) = _reduce([wire], reduction, name, in_place=False, grouped=False)
+    (reduced,) = _reduce([wire], reduction, name, in_place=False)
     return compression.decompress(reduced, context)
 
 
@@ -76,7 +77,7 @@ def allreduce_async(
     reduction = Reduction(
         ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set
     )
-    return start_allreduce([tensor], reduction, name, in_place=False, grouped=False)
+    return start_allreduce([tensor], reduction, name, in_place=False)
 
 
 def allreduce_(
@@ -92,7 +93,7 @@ def allreduce_(
     reduction = Reduction(
         ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set
     )
-    (reduced,) = _reduce([tensor], reduction, name, in_place=True, grouped=False)
+    (reduced,) = _reduce([tensor], reduction, name, in_place=True)
     return reduced
 
 
@@ -109,7 +110,7 @@ def allreduce_async_(
     reduction = Reduction(
         ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set
     )
-    return start_allreduce([tensor], reduction, name, in_place=True, grouped=False)
+    return start_allreduce([tensor], reduction, name, in_place=True)
 
 
 def grouped_allreduce(
@@ -128,7 +129,7 @@ def grouped_allreduce(
     )
     compressed = [compression.compress(tensor) for tensor in tensors]
     wires = [wire for wire, _ in compressed]
-    reduced = _reduce(wires, reduction, name, in_place=False, grouped=True)
+    reduced = _reduce(wires, reduction, name, in_place=False)
     return [
         compression.decompress(tensor, context)
         for tensor, (_, context) in zip(reduced, compressed, strict=True)
@@ -164,7 +165,7 @@ def grouped_allreduce_(
     reduction = Reduction(
         ops.resolve_op(op, average), prescale_factor, postscale_factor, process_set
     )
-    return list(_reduce(tensors, reduction, name, in_place=True, grouped=True))
+    return list(_reduce(tensors, reduction, name, in_place=True))
 
 
 def grouped_allreduce_async_(
@@ -269,18 +270,10 @@ def _reduce(
     name: str | None,
     *,
     in_place: bool,
-    grouped: bool,
-) -> Sequence[torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     if any(_is_tracked(tensor, in_place) for tensor in tensors):
-        result: tuple[torch.Tensor, ...] = DifferentiableAllreduce.apply(
-            reduction, name, in_place, grouped, *tensors
-        )
-        return result
-    handle = start_allreduce(
-        tensors, reduction, name, in_place=in_place, grouped=grouped
-    )
-    reduced = handle.wait()
-    return reduced if isinstance(reduced, tuple) else (reduced,)
+        return gradients.allreduce(tensors, reduction, name, in_place=in_place)
+    return start_allreduce(tensors, reduction, name, in_place=in_place).wait_all()
 
 
 def _spread(
@@ -292,12 +285,12 @@ def _spread(
     in_place: bool,
 ) -> torch.Tensor:
     if _is_tracked(tensor, in_place):
-        return DifferentiableBroadcast.apply(
-            root_rank, name, process_set, in_place, tensor
+        return gradients.broadcast(
+            tensor, root_rank, name, process_set, in_place=in_place
         )
-    return start_broadcast(
-        tensor, root_rank, name, process_set, in_place=in_place
-    ).wait()
+    handle = start_broadcast(tensor, root_rank, name, process_set, in_place=in_place)
+    (received,) = handle.wait_all()
+    return received
 
 
 def _is_tracked(tensor: torch.Tensor, in_place: bool) -> bool:

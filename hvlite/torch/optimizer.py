@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: any torch optimizer, with gradients reduced over the ranks."""
+"""`DistributedOptimizer`: any torch optimizer, on gradients reduced over all ranks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from ..errors import UsageError
 from ..messages import Op
 from ..process_sets import ProcessSet, global_process_set
-from .buckets import split
 from .compression import Compression, Compressor
 from .handles import Reduction
+from .plan import split
 from .reducer import Named, Reducer, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    Loss = torch.Tensor | float | None
+    from .reducer import Loss
 
 # Numbers the optimizers of this process; every rank makes them in the same order.
 _numbers = itertools.count()
@@ -102,7 +102,11 @@ class _Distributed(torch.optim.Optimizer):
     # Horovod's name for it: parameter -> name.
     _parameter_names: dict[torch.Tensor, str]
 
-    def step(self, closure: Callable[[], Loss] | None = None, **kwargs: Any) -> Any:
+    def step(
+        self,
+        closure: Callable[[], Loss] | None = None,
+        **kwargs: Any,  # noqa: ANN401  # what GradScaler passes to a fused optimizer
+    ) -> Any:  # noqa: ANN401  # what the wrapped class returns
         """Reduce what backward has not, then do the wrapped optimizer's step.
 
         Every rank must call it. With a `closure`, each call of it is followed by the
@@ -250,7 +254,7 @@ def _named(
 
 def _grouped(
     groups: int | Sequence[Sequence[torch.Tensor]] | None, named: Sequence[Named]
-) -> list[list[int]]:
+) -> Sequence[Sequence[int]]:
     """Return `groups` as indices into `named`."""
     if groups is None:
         return []

@@ -28,11 +28,12 @@ from .. import runtime
 from ..errors import HvliteError, UsageError
 from ..messages import Op
 from .backward import BackwardWatch, after_other_callbacks
-from .buckets import Bucket, Segment, Slot, Wire, by_kind, plan
+from .buckets import Bucket, Segment, Slot, Wire
 from .handles import start_allreduce
+from .plan import Part, partition
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from torch.utils.hooks import RemovableHandle
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .handles import Reduction
 
 Named = tuple[str, torch.Tensor]
+Loss = torch.Tensor | float | None  # what a closure returns
 
 
 @dataclass(frozen=True)
@@ -78,50 +80,37 @@ class Reducer:
     # -- construction ---------------------------------------------------------------
 
     def add(self, named: Sequence[Named], groups: Sequence[Sequence[int]] = ()) -> None:
-        """Make buckets for parameters, in order of creation, and hook them.
+        """Make buckets in a new segment for parameters, and hook them.
 
         Args:
-            named: names and parameters; those that need no gradient are left out until
-                they do.
-            groups: indices into `named` that form a bucket each; the others are
-                bucketed by size.
+            named: names and parameters in order of creation. Those that require no
+                gradient are left out until they do.
+            groups: positions in `named`, for each group that shares a bucket.
         """
         self._frozen += [one for one in named if not one[1].requires_grad]
-        grouped = {index for group in groups for index in group}
-        others = [index for index in range(len(named)) if index not in grouped]
-        wires = {
-            dtype: Wire.of(self._settings.compression, dtype)
-            for dtype in {param.dtype for _, param in named}
-        }
-
-        def kind(index: int) -> Hashable:
-            param = named[index][1]
-            return param.dtype, param.device
-
-        def nbytes(index: int) -> int:
-            param = named[index][1]
-            return param.numel() * wires[param.dtype].dtype.itemsize
-
-        limit = runtime.config().bucket_bytes
-        others = [index for index in others if named[index][1].requires_grad]
-        planned = [part for group in groups for part in by_kind(group, kind)] + [
-            [others[position] for position in bucket]
-            for bucket in plan(((kind(i), nbytes(i)) for i in others), limit)
+        wires = self._wires(named)
+        parts = [
+            Part(
+                (param.dtype, param.device),
+                param.requires_grad * param.numel() * wire.dtype.itemsize,
+            )
+            for (_, param), wire in zip(named, wires, strict=True)
         ]
-        buckets = []
-        for indices in planned:
+        first = len(self._buckets)
+        for indices in partition(parts, groups, runtime.config().bucket_bytes):
             slots = [Slot(*named[i]) for i in indices if named[i][1].requires_grad]
             if slots:
-                name = (
-                    f"{self._settings.name}.bucket{len(self._buckets) + len(buckets)}"
-                )
-                buckets.append(Bucket(name, slots, wires[slots[0].param.dtype]))
-        if buckets:
+                name = f"{self._settings.name}.bucket{len(self._buckets)}"
+                self._buckets.append(Bucket(name, slots, wires[indices[0]]))
+                self._hook(slots)
+        if buckets := self._buckets[first:]:
             name = f"{self._settings.name}.segment{len(self._segments)}"
             self._segments.append(Segment(name, buckets))
-            self._buckets += buckets
-            for bucket in buckets:
-                self._hook(bucket.slots)
+
+    def _wires(self, named: Sequence[Named]) -> list[Wire]:
+        dtypes = {param.dtype for _, param in named}
+        wires = {dtype: Wire.of(self._settings.compression, dtype) for dtype in dtypes}
+        return [wires[param.dtype] for _, param in named]
 
     def _hook(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
@@ -269,14 +258,10 @@ class Reducer:
         """Reduce what a closure returned as its gradients were, for equal decisions."""
         if loss is None:
             return None
-        value = torch.as_tensor(loss).detach()
-        handle = start_allreduce(
-            [value],
+        (reduced,) = start_allreduce(
+            [torch.as_tensor(loss).detach()],
             self._settings.reduction,
             f"{self._settings.name}.loss",
             in_place=False,
-            grouped=False,
-        )
-        reduced = handle.wait()
-        assert isinstance(reduced, torch.Tensor)
+        ).wait_all()
         return reduced if isinstance(loss, torch.Tensor) else float(reduced)

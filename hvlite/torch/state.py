@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,7 +169,7 @@ def _draw(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> _Dra
 
 
 def _punch(value: Any, tensors: list[torch.Tensor]) -> Any:  # noqa: ANN401  # any object
-    """Copy a tree of plain containers with each tensor cut out; the rest is as it was."""
+    """Copy a tree of plain containers with the tensors cut out."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         strides = torch.empty_like(value, device="meta").stride()
@@ -213,5 +213,6 @@ def _devices(optimizer: torch.optim.Optimizer) -> list[torch.device]:
 
 def _device(devices: Sequence[torch.device], key: int | _Other) -> torch.device:
     """Return where a state tensor of parameter `key` belongs that is not on the CPU."""
-    known = isinstance(key, int) and key < len(devices)
-    return devices[key] if known else torch.device("cpu")
+    if isinstance(key, int) and key < len(devices):
+        return devices[key]
+    return torch.device("cpu")

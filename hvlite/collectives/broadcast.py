@@ -69,8 +69,8 @@ def tree(channel: Channel, data: Array, root: int, chunk_bytes: int) -> Steps:
     sends: list[Pending] = []
     for number, chunk in enumerate(chunks):
         if place:
-            for ahead in chunks[len(receives) : number + _DEPTH]:
-                receives.append(channel.irecv(ahead, parent))
+            ahead = chunks[len(receives) : number + _DEPTH]
+            receives += [channel.irecv(target, parent) for target in ahead]
             yield receives[number]
         if number >= _DEPTH and children:
             yield sends[number - _DEPTH]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 # Parts begin at multiples of this, so that no two ranks write to one cache line, and
 # vector instructions do not straddle two.
 LINE_BYTES = 64
 
 
-def cut(count: int, parts: int, itemsize: int) -> list[slice]:
-    """Cut `count` elements into consecutive parts; some are empty if there are few."""
-    line = max(LINE_BYTES // itemsize, 1)
+def part(count: int, parts: int, index: int, itemsize: int) -> slice:
+    """Return part `index` when `count` elements are cut into consecutive `parts`.
+
+    The parts differ by a cache line at most, and some are empty if there are few lines.
+    """
+    line = LINE_BYTES // itemsize
     lines = -(-count // line)
-    borders = [min(lines * part // parts * line, count) for part in range(parts + 1)]
-    return [slice(*pair) for pair in pairwise(borders)]
+    start = lines * index // parts * line
+    stop = lines * (index + 1) // parts * line
+    return slice(min(start, count), min(stop, count))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import ring
-from .cuts import cut
+from .cuts import part
 from .shared_memory import reduce_part, spread_part
 
 if TYPE_CHECKING:
@@ -49,22 +49,22 @@ def allreduce(
     """
     node = world.subset(topology.local)
     rings = min(map(len, topology.members))
-    part = cut(views[0].size, node.size, views[0].itemsize)[node.rank]
-    ring_part = cut(views[0].size, rings, views[0].itemsize)
+    count, itemsize = views[0].size, views[0].itemsize
+    mine = part(count, node.size, node.rank, itemsize)
     # With one ring a rank, each rank takes one slice through all phases, in its own
     # view. Else the slices of the phases differ: they are those of the first view,
     # and the ranks wait for each other in between.
     own = node.size == rings
     into = views[node.rank if own else 0]
     yield from node.barrier()
-    yield from reduce_part(views, part, into, op, 1.0, spread=False)
+    yield from reduce_part(views, mine, into, op, 1.0, spread=False)
     if not own:
         yield from node.barrier()
     if node.rank < rings:
         peers = world.subset(topology.across(node.rank))
-        data = into[ring_part[node.rank]]
+        data = into[part(count, rings, node.rank, itemsize)]
         yield from ring.allreduce(peers, data, op, scale, chunk_bytes)
     if not own:
         yield from node.barrier()
-    yield from spread_part(views, part, into)
+    yield from spread_part(views, mine, into)
     yield from node.barrier()

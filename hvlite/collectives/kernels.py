@@ -151,7 +151,8 @@ def _plain(ufunc: np.ufunc) -> Kernel:
                 for array in inputs[2:-1]:
                     ufunc(total, array[part], out=total)
                 ufunc(total, inputs[-1][part], out=out[part])
-        scale_in_place(out, scale)
+        if scale != 1.0:
+            scale_in_place(out, scale)
 
     return combine
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .cuts import LINE_BYTES, cut
+from .cuts import LINE_BYTES, part
 from .kernels import kernel, scale_in_place
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def allreduce(
         step, within = divmod(number, per_segment)
         return chunks[(rank - step - lag) % size * per_segment + within]
 
-    scratch = np.empty((_DEPTH, max(part.size for part in chunks)), data.dtype)
+    scratch = np.empty((_DEPTH, max(piece.size for piece in chunks)), data.dtype)
     sends: list[Pending] = []
     receives: list[Pending] = []
     for done in range(total):
@@ -93,5 +93,5 @@ def cut_segments(data: Array, parts: int, chunk_bytes: int) -> list[Array]:
     """
     smallest = max(chunk_bytes // LINE_BYTES, 1) * LINE_BYTES
     per_segment = max(-(-data.nbytes // (parts * smallest)), 1)
-    cuts = cut(data.size, parts * per_segment, data.itemsize)
-    return [data[part] for part in cuts]
+    count = parts * per_segment
+    return [data[part(data.size, count, i, data.itemsize)] for i in range(count)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .cuts import cut
+from .cuts import part
 from .kernels import kernel
 
 if TYPE_CHECKING:
@@ -47,17 +47,17 @@ def allreduce(
         scale: what the combination is multiplied by.
         block_bytes: how much to work on at a time, in all views together.
     """
-    part = cut(views[0].size, node.size, views[0].itemsize)[node.rank]
+    mine = part(views[0].size, node.size, node.rank, views[0].itemsize)
     yield from node.barrier()
     yield from reduce_part(
-        views, part, views[node.rank], op, scale, block_bytes=block_bytes, spread=True
+        views, mine, views[node.rank], op, scale, block_bytes=block_bytes, spread=True
     )
     yield from node.barrier()
 
 
 def reduce_part(
     views: Sequence[Array],
-    part: slice,
+    elements: slice,
     into: Array,
     op: Op,
     scale: float,
@@ -65,13 +65,13 @@ def reduce_part(
     spread: bool,
     block_bytes: int = BLOCK_BYTES,
 ) -> Steps:
-    """Combine `part` of all views into the same part of `into`, which is one of them.
+    """Combine some elements of all views into `into`, which is one of them.
 
     Between barriers: the other ranks must be done writing it, and not yet need it.
 
     Args:
         views: flat arrays of equal dtype and size, one a rank of the node.
-        part: which elements.
+        elements: which ones.
         into: where the result goes.
         op: how to combine.
         scale: what the combination is multiplied by.
@@ -80,7 +80,7 @@ def reduce_part(
     """
     combine = kernel(into.dtype, op)
     others = [view for view in views if view is not into] if spread else []
-    for number, block in enumerate(_blocks(views, part, block_bytes), 1):
+    for number, block in enumerate(_blocks(views, elements, block_bytes), 1):
         result = into[block]
         combine([view[block] for view in views], result, scale)
         for other in others:
@@ -89,18 +89,20 @@ def reduce_part(
             yield None
 
 
-def spread_part(views: Sequence[Array], part: slice, source: Array) -> Steps:
-    """Copy `part` of `source`, which is one of the views, to all the others."""
+def spread_part(views: Sequence[Array], elements: slice, source: Array) -> Steps:
+    """Copy some elements of `source`, which is one of the views, to all the others."""
     others = [view for view in views if view is not source]
-    for number, block in enumerate(_blocks(views, part, BLOCK_BYTES), 1):
+    for number, block in enumerate(_blocks(views, elements, BLOCK_BYTES), 1):
         for other in others:
             other[block] = source[block]
         if not number % _BLOCKS_A_TURN:
             yield None
 
 
-def _blocks(views: Sequence[Array], part: slice, block_bytes: int) -> Iterator[slice]:
+def _blocks(
+    views: Sequence[Array], elements: slice, block_bytes: int
+) -> Iterator[slice]:
     nbytes = max(block_bytes // len(views), _LEAST_BLOCK_BYTES)
     step = nbytes // views[0].itemsize
-    for start in range(part.start, part.stop, step):
-        yield slice(start, min(start + step, part.stop))
+    for start in range(elements.start, elements.stop, step):
+        yield slice(start, min(start + step, elements.stop))

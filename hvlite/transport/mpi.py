@@ -41,6 +41,7 @@ _LEVELS = {
     MPI.THREAD_MULTIPLE: "THREAD_MULTIPLE",
 }
 _CONTROL_TAG = 0
+_BYTE = np.dtype(np.uint8)
 _LEAST_TAG_UB = 32767  # what every MPI has
 
 
@@ -341,7 +342,10 @@ def _has_ended(request: MPI.Request) -> bool:
 
 
 def _as_bytes(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8)
+    # Flat bytes, as the ring passes them, are worth a short way: two views cost 1 us.
+    if array.dtype is _BYTE and array.ndim == 1:
+        return array
+    return array.reshape(-1).view(_BYTE)
 
 
 def _failure(what: str, tag: int, error: MPI.Exception) -> TransportError:

@@ -1,0 +1,1 @@
+"""Algorithms that move and combine arrays, as steps over a channel."""

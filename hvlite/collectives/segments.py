@@ -192,8 +192,11 @@ def _offer(method: Method, nbytes: int, cleanup: contextlib.ExitStack) -> _Offer
 
 def _check_available(nbytes: int) -> None:
     """Refuse what cannot be there: Linux would kill processes to find the pages."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        available = next(line for line in lines if line.startswith("MemAvailable:"))
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next(line for line in lines if line.startswith("MemAvailable:"))
+    except OSError:  # a hardened /proc; then the system's own refusal has to do
+        return
     if nbytes > int(available.split()[1]) << 10:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 

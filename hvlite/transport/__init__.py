@@ -1,0 +1,1 @@
+"""Ranks that send each other messages: one protocol, over MPI and in memory."""

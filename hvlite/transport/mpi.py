@@ -61,7 +61,7 @@ def abort(code: int) -> None:
 
 
 def connect(
-    comm: MPI.Intracomm | Sequence[int] | None = None, node_label: str = ""
+    comm: MPI.Comm | Sequence[int] | None = None, node_label: str = ""
 ) -> MpiTransport:
     """Join the ranks of `comm`; a collective that each of its processes calls.
 
@@ -76,7 +76,7 @@ def connect(
         UsageError: this process is not among the world ranks given.
     """
     _check_library()
-    if isinstance(comm, MPI.Intracomm):
+    if isinstance(comm, MPI.Comm):
         return MpiTransport(comm, node_label)
     if comm is None:
         return MpiTransport(MPI.COMM_WORLD, node_label)
@@ -117,7 +117,7 @@ def _subworld(ranks: Sequence[int]) -> MPI.Intracomm:
     return chosen
 
 
-def _nodes(comm: MPI.Intracomm, node_label: str) -> tuple[int, ...]:
+def _nodes(comm: MPI.Comm, node_label: str) -> tuple[int, ...]:
     """Number the nodes in the order of their first ranks; collective.
 
     A node is named by the first of the ranks that MPI says can share its memory.
@@ -135,7 +135,7 @@ def _nodes(comm: MPI.Intracomm, node_label: str) -> tuple[int, ...]:
 class MpiTransport:
     """The ranks of one communicator; made by `connect`."""
 
-    def __init__(self, comm: MPI.Intracomm, node_label: str) -> None:
+    def __init__(self, comm: MPI.Comm, node_label: str) -> None:
         """Duplicate `comm` twice; a collective over it."""
         self._control = comm.Dup()
         self._data = comm.Dup()

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import enum
 import pickle
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from .errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 
 class Kind(enum.IntEnum):
@@ -127,16 +131,7 @@ class Key(NamedTuple):
     sequence: int
 
 
-class Request(NamedTuple):
-    """One operation as one rank asks for it; equal on all ranks or an error.
-
-    A grouped operation is one request with several specs. `segment` is 0 for memory
-    of the caller's own, else the number of the node-shared segment in which the
-    (single, flat) tensor lies at byte `offset`. `layout` describes what is inside the
-    tensor, one line a part, and is compared like everything else: ranks that built
-    different gradient buckets learn which lines differ.
-    """
-
+class _RequestFields(NamedTuple):
     kind: Kind
     name: str
     specs: tuple[TensorSpec, ...] = ()
@@ -150,14 +145,47 @@ class Request(NamedTuple):
     offset: int = 0
     layout: str = ""
 
+
+class Request(_RequestFields):
+    """One operation as one rank asks for it; equal on all ranks or an error.
+
+    A grouped operation is one request with several specs. `segment` is 0 for memory
+    of the caller's own, else the number of the node-shared segment in which the
+    (single, flat) tensor lies at byte `offset`. `layout` describes what is inside the
+    tensor, one line a part, and is compared like everything else: ranks that built
+    different gradient buckets learn which lines differ.
+    """
+
+    # Hashed and compared as a tuple. What follows from the fields is kept in the
+    # instance: the coordinator asks for it on every step, of the same few instances.
+
     def key(self, sequence: int) -> Key:
         """Return what this request is matched by."""
         return Key(self.process_set, self.kind, self.name, sequence)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all its tensors together."""
-        return sum(spec_nbytes(spec) for spec in self.specs)
+        return sum([spec_nbytes(spec) for spec in self.specs])
+
+    @cached_property
+    def dtypes(self) -> tuple[str, ...]:
+        """The distinct dtypes of its tensors, in order of appearance."""
+        return tuple(dict.fromkeys([spec.dtype for spec in self.specs]))
+
+    @cached_property
+    def affinity(self) -> tuple[Hashable, ...] | None:
+        """What requests must have in common to be executed as one; None if it can't."""
+        if self.kind is not Kind.ALLREDUCE or self.segment:
+            return None
+        return (
+            self.process_set,
+            self.dtypes,
+            self.op,
+            self.prescale,
+            self.postscale,
+            self.device,
+        )
 
 
 def spec_size(spec: TensorSpec) -> int:

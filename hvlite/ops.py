@@ -91,7 +91,7 @@ def allreduce_async(
         arrays, name, op, prescale_factor, postscale_factor, process_set, "cpu"
     )
     engine = runtime.engine()
-    memory = _out_of_place(arrays)
+    memory = _out_of_place_single(arrays[0])
     handle = Handle(engine.queue, memory.results[0])
     _submit(engine, request, name, handle, memory)
     return handle
@@ -420,6 +420,13 @@ def _by_dtype(arrays: Sequence[Array]) -> dict[np.dtype[Any], list[int]]:
     for index, array in enumerate(arrays):
         positions.setdefault(array.dtype, []).append(index)
     return positions
+
+
+def _out_of_place_single(array: Array) -> _Memory:
+    """Do `_out_of_place` for one array, which is what most calls have."""
+    result = np.empty(array.shape, array.dtype)
+    part = Part((array.reshape(-1),), (result.reshape(-1),))
+    return _Memory((part,), [result])
 
 
 def _out_of_place(arrays: Sequence[Array]) -> _Memory:

@@ -19,20 +19,16 @@ if TYPE_CHECKING:
 MAX_LISTED = 12  # differing lines of a layout; more would bury the message
 
 
-def disagreement(key: Key, requests: Mapping[int, Request]) -> str | None:
-    """Compare what each rank asked for under `key`.
+def disagreement(key: Key, requests: Mapping[int, Request]) -> str:
+    """Say in what the requests that ranks made under `key` differ.
 
     Args:
         key: what they were matched by.
-        requests: rank -> its request.
+        requests: rank -> its request; not all equal.
 
     Returns:
-        None if all are equal, else one text that names the tensor, what differs, and
-        every rank with its value.
+        One text that names the tensor, what differs, and every rank with its value.
     """
-    first = next(iter(requests.values()))
-    if all(request is first or request == first for request in requests.values()):
-        return None
     layouts = {rank: request.layout for rank, request in requests.items()}
     if len(set(layouts.values())) > 1:
         return f"{describe(key)}: ranks disagree on {layout_differences(layouts)}"

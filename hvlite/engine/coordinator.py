@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .executor import Ended
     from .host_plane import HostPlane
     from .protocol import Abort, Failure
-    from .queue import Submission
 
 LOG = logging.getLogger("hvlite")
 
@@ -135,10 +134,10 @@ class Engine:
         now = time.monotonic()
         progress = self._take_submissions()
         progress |= self._take_messages(now)
-        progress |= self._execute()
         self._check_leaving(now)
         self._report(now)
         progress |= self._decide(now)
+        progress |= self._execute()
         if progress:
             self._last_progress = now
         else:
@@ -147,12 +146,9 @@ class Engine:
     def _take_submissions(self) -> bool:
         submissions = self.queue.drain()
         for submission in submissions:
-            self._submit(submission)
+            hit = self._member.submit(submission.request, submission.key.sequence)
+            self.stats.submitted(submission, cache_hit=hit)
         return bool(submissions)
-
-    def _submit(self, submission: Submission) -> None:
-        hit = self._member.submit(submission.request, submission.key.sequence)
-        self.stats.submitted(submission, cache_hit=hit)
 
     def _take_messages(self, now: float) -> bool:
         progress = False
@@ -222,11 +218,9 @@ class Engine:
             submission.handle.fail(errors.AbortedError(text))
 
     def _execute(self) -> bool:
-        progress = False
-        for ended in self._executor.advance():
-            progress = True
-            if ended is not None:
-                self._complete(ended)
+        progress, ended = self._executor.advance()
+        for item in ended:
+            self._complete(item)
         return progress
 
     def _complete(self, ended: Ended) -> None:
@@ -273,11 +267,7 @@ class Engine:
         else:
             state = "work in flight" if self.queue.in_flight else "idle"
         longest = LONGEST_SLEEP_S[state]
-        pause = min(max(waited * SLEEP_PART, SHORTEST_SLEEP_S), longest)
-        submission = self.queue.get(pause)
-        if submission is not None:
-            self._submit(submission)
-            self._last_progress = time.monotonic()
+        self.queue.sleep(min(max(waited * SLEEP_PART, SHORTEST_SLEEP_S), longest))
 
     def _report_waiting(self, now: float) -> None:
         """Report a caller that has waited long, if nobody else here could submit."""

@@ -11,13 +11,16 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
 
     from ..collectives.channel import Channel
     from ..transport.base import Pending
     from .host_plane import HostPlane
     from .protocol import Order
     from .queue import Submission
+
+
+STEPS_AT_ONCE = 16  # of a lane; then control messages get their turn
 
 
 class Ended(NamedTuple):
@@ -81,17 +84,23 @@ class Executor:
         """Say whether any order has not ended."""
         return any(self._lanes.values())
 
-    def advance(self) -> Iterator[Ended | None]:
-        """Take one step in each lane that can; yields its end, or None for a step."""
+    def advance(self) -> tuple[bool, list[Ended]]:
+        """Take some steps in each lane that can take one.
+
+        Returns:
+            Whether any step was taken, and the orders that came to their end.
+        """
+        progress, ended = False, []
         for lane in self._lanes.values():
-            if not lane:
-                continue
-            outcome = lane[0].advance()
-            if isinstance(outcome, Ended):
-                lane.popleft()
-                yield outcome
-            elif outcome:
-                yield None
+            for _ in range(STEPS_AT_ONCE):
+                outcome = lane[0].advance() if lane else False
+                if outcome is False:
+                    break
+                progress = True
+                if isinstance(outcome, Ended):
+                    lane.popleft()
+                    ended.append(outcome)
+        return progress, ended
 
     def abort(self, number: int) -> list[Submission]:
         """Give up an order that failed elsewhere; returns its batch, if it still ran."""

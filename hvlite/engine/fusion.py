@@ -10,19 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..messages import Kind
-
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from ..messages import Key, Request
 
     Ready = tuple[Key, Request]
-
-
-def dtypes_of(request: Request) -> tuple[str, ...]:
-    """Return the distinct dtypes of a request's tensors in order of appearance."""
-    return tuple(dict.fromkeys(spec.dtype for spec in request.specs))
 
 
 def plan(ready: Sequence[Ready], threshold_bytes: int) -> list[list[Ready]]:
@@ -37,11 +30,11 @@ def plan(ready: Sequence[Ready], threshold_bytes: int) -> list[list[Ready]]:
     open_batches: dict[Hashable, list[tuple[list[Ready], int]]] = {}
     for item in ready:
         request = item[1]
-        nbytes = request.nbytes
-        if not _fusable(request) or nbytes >= threshold_bytes:
+        nbytes, affinity = request.nbytes, request.affinity
+        if affinity is None or nbytes >= threshold_bytes:
             batches.append([item])
             continue
-        candidates = open_batches.setdefault(_affinity(request), [])
+        candidates = open_batches.setdefault(affinity, [])
         for index, (batch, room) in enumerate(candidates):
             if nbytes <= room:
                 batch.append(item)
@@ -51,18 +44,3 @@ def plan(ready: Sequence[Ready], threshold_bytes: int) -> list[list[Ready]]:
             batches.append([item])
             candidates.append((batches[-1], threshold_bytes - nbytes))
     return batches
-
-
-def _fusable(request: Request) -> bool:
-    return request.kind is Kind.ALLREDUCE and not request.segment
-
-
-def _affinity(request: Request) -> Hashable:
-    return (
-        request.process_set,
-        dtypes_of(request),
-        request.op,
-        request.prescale,
-        request.postscale,
-        request.device,
-    )

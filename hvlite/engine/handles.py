@@ -49,8 +49,12 @@ class Handle(Generic[T]):
         """
         if not self._done:
             self.waiting_since = time.monotonic()
-            with self._queue.waiting_for(self), self._held:
-                pass
+            self._queue.begin_waiting(self)
+            try:
+                with self._held:
+                    pass
+            finally:
+                self._queue.end_waiting(self)
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]  # set before, or by complete()

@@ -9,7 +9,6 @@ can share the staging buffer.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from ..collectives import broadcast, hierarchical, kernels, ring, segments, shared_memory
 from ..collectives.channel import Channel
 from ..messages import DTYPES, Algorithm, Kind, Op
-from .fusion import dtypes_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from ..transport.base import Array, Pending, Transport
     from .protocol import Order
     from .queue import Submission
-
-LOG = logging.getLogger("hvlite")
 
 # A piece passes through staging at a time: in one node small enough to stay in a
 # core's cache between packing, reducing and unpacking; between nodes large, because
@@ -78,7 +74,7 @@ class HostPlane:
             SharedMemoryError: this node's ranks cannot share memory.
         """
         node = self.channel(0).subset(self._topology.local)
-        self._staging = yield from segments.create(node, FIRST_STAGING_BYTES, LOG.info)
+        self._staging = yield from segments.create(node, FIRST_STAGING_BYTES)
 
     def isolate(self, topology: Topology) -> None:
         """Go on without shared memory, as if every rank were a node of its own."""
@@ -99,7 +95,7 @@ class HostPlane:
             yield from self._broadcast(order, batch[0], channel)
         elif request.kind is Kind.ALLOCATE:
             node = channel.subset(self._topology.local)
-            segment = yield from segments.create(node, request.nbytes, LOG.info)
+            segment = yield from segments.create(node, request.nbytes)
             return SharedBuffer(order.number, segment, self._topology.local_rank)
         # A barrier needs nothing more: an order exists once all ranks have submitted.
         return None
@@ -108,7 +104,7 @@ class HostPlane:
         self, order: Order, batch: Sequence[Submission], channel: Channel
     ) -> Steps:
         request = batch[0].request
-        for index, name in enumerate(dtypes_of(request)):
+        for index, name in enumerate(request.dtypes):
             inputs = [a for item in batch for a in item.parts[index].inputs]
             outputs = [a for item in batch for a in item.parts[index].outputs]
             dtype = DTYPES[name]
@@ -196,10 +192,10 @@ class HostPlane:
         Every rank needs the same room for the same order, so all grow at once.
         """
         nbytes = count * dtype.itemsize
-        if self._staging is None or self._staging.regions[0].size < nbytes:
+        if self._staging is None or self._staging.rank_bytes < nbytes:
             node = channel.subset(self._topology.local)
             room = max(FIRST_STAGING_BYTES, 1 << (nbytes - 1).bit_length())
-            self._staging = yield from segments.create(node, room, LOG.info)
+            self._staging = yield from segments.create(node, room)
         return [region[:nbytes].view(dtype) for region in self._staging.regions]
 
 

@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 class _Unfinished:
     """A key that some ranks have reported."""
 
-    __slots__ = ("requests", "since", "warned")
+    __slots__ = ("agreed", "first", "requests", "since", "warned")
 
-    def __init__(self, since: float) -> None:
+    def __init__(self, first: Request, since: float) -> None:
+        self.first = first
         self.requests: dict[int, Request] = {}
+        self.agreed = True
         self.since = since
         self.warned = False
 
@@ -128,7 +130,9 @@ class Coordinator:
     def _submitted(self, rank: int, key: Key, request: Request, now: float) -> None:
         entry = self._unfinished.get(key)
         if entry is None:
-            entry = self._unfinished[key] = _Unfinished(now)
+            entry = self._unfinished[key] = _Unfinished(request, now)
+        elif request is not entry.first and request != entry.first:
+            entry.agreed = False
         entry.requests[rank] = request
         if len(entry.requests) == len(self._sets[key.process_set]):
             self._complete.append(key)
@@ -179,11 +183,11 @@ class Coordinator:
         complete, self._complete = self._complete, []
         for key in complete:
             entry = self._unfinished[key]
-            text = disagreement(key, entry.requests)
-            if text is None:
+            if entry.agreed:
                 self._finish(key)
-                yield key, next(iter(entry.requests.values()))
+                yield key, entry.first
             else:
+                text = disagreement(key, entry.requests)
                 self._fail([key], "MismatchError", text)
 
     def _order(
@@ -233,5 +237,7 @@ class Coordinator:
 
     def _finish(self, key: Key) -> None:
         del self._unfinished[key]
+        if not self._waiting:
+            return
         for rank in [rank for rank, waited in self._waiting.items() if waited == key]:
             del self._waiting[rank]

@@ -1,6 +1,6 @@
 """The one way into the engine: submissions, and the table of names in flight.
 
-Any thread may call `put` and `waiting_for`; all else belongs to the engine thread.
+Any thread may call `put`, `begin_waiting` and `end_waiting`; all else belongs to the engine thread.
 Guarantees: a submission is accepted whole or refused whole; once `close` returns, every
 submission accepted before is in `in_flight` or was taken out of it by the engine, and
 every later one is refused. A name is in flight from `put` until the engine `remove`s it.
@@ -9,8 +9,7 @@ every later one is refused. A name is in flight from `put` until the engine `rem
 from __future__ import annotations
 
 import itertools
-from contextlib import contextmanager
-from queue import Empty, SimpleQueue
+from collections import deque
 from threading import Lock, get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +18,7 @@ from ..errors import DuplicateNameError
 from ..messages import Kind, Request, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ..collectives.segments import Segment
     from ..errors import HvliteError
@@ -73,9 +72,15 @@ class RequestQueue:
 
     def __init__(self) -> None:
         """Open an empty queue."""
-        self._arrivals: SimpleQueue[Submission | None] = SimpleQueue()
-        # Guards the pair (`_closed`, `in_flight`) against a `put` that races `close`.
+        # Guards what `put` changes together with what `sleep` and `close` look at.
         self._lock = Lock()
+        self._arrivals: deque[Submission] = deque()
+        # Locked; `_wake` unlocks it once for each time that `_asleep` was set. (Not a
+        # SimpleQueue: in CPython 3.11 its timed get, woken for an item that a get_nowait
+        # has taken since, can wait forever.)
+        self._gate = Lock()
+        self._gate.acquire()
+        self._asleep = False
         self._closed: HvliteError | None = None
         # Written by `put` under the lock, emptied by the engine thread.
         self.in_flight: dict[Key, Submission] = {}
@@ -109,35 +114,43 @@ class RequestQueue:
                     f"{describe(key)} is already in flight on this rank: synchronize "
                     f"the earlier one first, or give this one another name"
                 )
-            self._arrivals.put(submission)
+            self._arrivals.append(submission)
+            self._wake()
 
-    @contextmanager
-    def waiting_for(self, handle: Handle[Any]) -> Iterator[None]:
-        """Let the engine know, while the block runs, that a caller waits."""
+    def begin_waiting(self, handle: Handle[Any]) -> None:
+        """Let the engine know that a caller waits for `handle`."""
         self.waiting.add(handle)
         self.wake()
-        try:
-            yield
-        finally:
-            self.waiting.discard(handle)
+
+    def end_waiting(self, handle: Handle[Any]) -> None:
+        """Let the engine know that the caller no longer waits."""
+        self.waiting.discard(handle)
 
     def wake(self) -> None:
         """End the engine thread's sleep, if it sleeps."""
-        self._arrivals.put(None)
+        with self._lock:
+            self._wake()
 
-    def get(self, timeout_s: float) -> Submission | None:
-        """Return the next submission; None on a wake-up or after `timeout_s`."""
-        try:
-            if timeout_s > 0:
-                return self._arrivals.get(timeout=timeout_s)
-            return self._arrivals.get_nowait()
-        except Empty:
-            return None
+    def _wake(self) -> None:
+        if self._asleep:
+            self._asleep = False
+            self._gate.release()
+
+    def sleep(self, timeout_s: float) -> None:
+        """Sleep until something arrives, a wake-up, or the timeout."""
+        with self._lock:
+            if self._arrivals:
+                return
+            self._asleep = True
+        self._gate.acquire(timeout=timeout_s)
+        with self._lock:
+            if not self._asleep:  # woken: leave the gate locked, whichever came first
+                self._gate.acquire(blocking=False)
+            self._asleep = False
 
     def drain(self) -> list[Submission]:
         """Return what has arrived, at most as much as was there at the call."""
-        arrivals = (self.get(0) for _ in range(self._arrivals.qsize()))
-        return [submission for submission in arrivals if submission is not None]
+        return [self._arrivals.popleft() for _ in range(len(self._arrivals))]
 
     def remove(self, key: Key) -> Submission | None:
         """Take a request out of flight; its name is free again."""

@@ -1,0 +1,265 @@
+"""Several engines in one process, over the in-memory transport."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvlite import errors, ops
+from hvlite.collectives import shared_memory
+from hvlite.config import Config
+from hvlite.engine.coordinator import Engine
+from hvlite.engine.handles import Handle
+from hvlite.engine.queue import Submission
+from hvlite.engine.start import start_engine
+from hvlite.messages import Kind, Op, Request, TensorSpec
+from hvlite.transport.memory import make_world
+
+TIMEOUT_S = 30
+
+
+class Ranks:
+    """Engines of a world, and what a caller on each of them does."""
+
+    def __init__(self, size: int, nodes: tuple[int, ...] | None = None, **config: Any) -> None:
+        self.size = size
+        transports = make_world(size, nodes)
+        with ThreadPoolExecutor(size) as pool:
+            started = pool.map(lambda t: start_engine(t, Config(**config)), transports)
+            self.engines: list[Engine] = [engine for engine, _ in started]
+
+    def allreduce(self, rank: int, array: Any, name: str = "w", op: Op = Op.SUM) -> Handle:
+        engine = self.engines[rank]
+        memory = ops._out_of_place([array])
+        spec = TensorSpec(ops.dtype_name(array.dtype), array.shape)
+        handle = Handle(engine.queue, memory.results[0])
+        request = Request(Kind.ALLREDUCE, name, (spec,), op)
+        engine.queue.put(Submission(request, 0, handle, memory.parts))
+        return handle
+
+    def leave(self, *ranks: int, cause: str = "") -> list[bool]:
+        chosen = [self.engines[rank] for rank in ranks or range(self.size)]
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            return list(pool.map(lambda engine: engine.leave(cause), chosen))
+
+
+@pytest.fixture
+def world() -> Iterator[Callable[..., Ranks]]:
+    """Makes worlds, and ends those that a test has not ended itself."""
+    made: list[Ranks] = []
+
+    def make(size: int, nodes: tuple[int, ...] | None = None, **config: Any) -> Ranks:
+        made.append(Ranks(size, nodes, leave_timeout_s=5.0, **config))
+        return made[-1]
+
+    yield make
+    for ranks in made:
+        if any(engine._thread.is_alive() for engine in ranks.engines):
+            ranks.leave()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for `condition`, within reason."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_opposite_orders_of_submission_give_right_sums(
+    world: Callable[..., Ranks], size: int
+) -> None:
+    ranks = world(size)
+    names = [f"t{index}" for index in range(20)]
+    handles = {}
+    for rank in range(size):
+        for index in range(20) if rank % 2 else reversed(range(20)):
+            array = np.full(index, rank + index, dtype=np.float32)
+            handles[rank, index] = ranks.allreduce(rank, array, names[index])
+    for (_, index), handle in handles.items():
+        expected = size * (size - 1) / 2 + size * index
+        np.testing.assert_array_equal(handle.wait(), np.full(index, expected, np.float32))
+    assert ranks.leave() == [True] * size
+
+
+def test_a_name_in_flight_is_refused_and_then_free_again(
+    world: Callable[..., Ranks],
+) -> None:
+    ranks = world(2)
+    first = ranks.allreduce(0, np.ones(2))
+    with pytest.raises(errors.DuplicateNameError, match="^allreduce 'w' is already in"):
+        ranks.allreduce(0, np.ones(2))
+    assert not first.poll()
+    ranks.allreduce(1, np.ones(2)).wait()
+    first.wait()
+    again = ranks.allreduce(0, np.ones(2))
+    np.testing.assert_array_equal(ranks.allreduce(1, np.ones(2)).wait(), [2, 2])
+    again.wait()
+
+
+def test_mismatch_is_the_same_error_on_each_rank_and_the_engines_live_on(
+    world: Callable[..., Ranks],
+) -> None:
+    ranks = world(3)
+    handles = [ranks.allreduce(rank, np.ones(2 + (rank == 1))) for rank in range(3)]
+    texts = []
+    for handle in handles:
+        with pytest.raises(errors.MismatchError) as caught:
+            handle.wait()
+        texts.append(str(caught.value))
+    assert texts == [
+        "allreduce 'w': ranks disagree on shape: (2,) on ranks 0, 2; (3,) on rank 1"
+    ] * 3
+    handles = [ranks.allreduce(rank, np.ones(2)) for rank in range(3)]
+    assert [handle.wait().sum() for handle in handles] == [6.0] * 3
+
+
+def test_a_rank_that_left_fails_what_needs_it_with_its_cause(
+    world: Callable[..., Ranks],
+) -> None:
+    ranks = world(2)
+    pending = ranks.allreduce(0, np.ones(2))
+    leaver = threading.Thread(target=ranks.leave, args=(1,), kwargs={"cause": "bad batch"})
+    leaver.start()
+    with pytest.raises(errors.RankLeftError, match=r"rank 1 has left \(bad batch\)$"):
+        pending.wait()
+    with pytest.raises(errors.RankLeftError, match=r"^allreduce 'later': rank 1 has left"):
+        ranks.allreduce(0, np.ones(2), "later").wait()
+    assert ranks.leave(0) == [True]
+    leaver.join(TIMEOUT_S)
+    with pytest.raises(errors.NotInitializedError):
+        ranks.allreduce(1, np.ones(2))
+
+
+def test_when_the_coordinator_does_not_wait_any_longer_the_others_are_told(
+    world: Callable[..., Ranks],
+) -> None:
+    ranks = world(2)
+    pending = ranks.allreduce(1, np.ones(2), "pending")
+    ranks.engines[0]._config = Config(leave_timeout_s=0.0)
+    assert ranks.leave(0) == [False]
+    with pytest.raises(errors.RankLeftError):
+        pending.wait()
+    until(lambda: not ranks.engines[1]._thread.is_alive())
+    with pytest.raises(errors.RankLeftError, match="^rank 0, which coordinates, has left"):
+        ranks.allreduce(1, np.ones(2))
+    ranks.leave(1)
+
+
+def test_a_failure_while_executing_reaches_every_rank(
+    world: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = world(3)
+    real = shared_memory.allreduce
+
+    def fails_on_rank_1(channel: Any, *args: Any) -> Any:
+        yield None
+        if channel.rank == 1:
+            raise MemoryError("no room")
+        yield from real(channel, *args)
+
+    monkeypatch.setattr(shared_memory, "allreduce", fails_on_rank_1)
+    handles = [ranks.allreduce(rank, np.ones(4)) for rank in range(3)]
+    for handle in handles:
+        with pytest.raises(errors.AbortedError) as caught:
+            handle.wait()
+        assert str(caught.value) == (
+            "allreduce 'w' failed on rank 1: MemoryError: no room"
+        )
+    monkeypatch.setattr(shared_memory, "allreduce", real)
+    handles = [ranks.allreduce(rank, np.ones(4)) for rank in range(3)]
+    assert [handle.wait().sum() for handle in handles] == [12.0] * 3
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_dead_engine_fails_everything_everywhere_at_once(
+    world: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    ranks = world(2)
+    own = ranks.allreduce(broken, np.ones(2), "own")
+    other = ranks.allreduce(1 - broken, np.ones(2), "other")
+
+    def breaks() -> bool:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(ranks.engines[broken], "_execute", breaks)
+    with pytest.raises(errors.EngineError, match="ZeroDivisionError: a bug"):
+        own.wait()
+    with pytest.raises(errors.RankLeftError, match="ended unexpectedly: ZeroDivisionErr"):
+        other.wait()
+    with pytest.raises(errors.EngineError, match="ended unexpectedly"):
+        ranks.allreduce(broken, np.ones(2), "later")
+
+
+def test_ranks_that_wait_for_each_other_are_told(world: Callable[..., Ranks]) -> None:
+    ranks = world(2)
+    texts: list[str] = []
+
+    def wait_for(rank: int) -> None:
+        with pytest.raises(errors.MismatchError) as caught:
+            ranks.allreduce(rank, np.ones(2), f"only on {rank}").wait()
+        texts.append(str(caught.value))
+
+    threads = [threading.Thread(target=wait_for, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert texts == [
+        "ranks wait for different operations: allreduce 'only on 0' on rank 0; "
+        "allreduce 'only on 1' on rank 1"
+    ] * 2
+
+
+def test_stall_is_warned_of_and_ended(
+    world: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = world(2, stall_warning_s=0.01, stall_abort_s=1.2)
+    handle = ranks.allreduce(0, np.ones(2))
+    with pytest.raises(errors.StallError, match="submitted on rank 0, missing on rank 1"):
+        handle.wait()
+    assert "allreduce 'w' has waited" in caplog.text
+
+
+def test_counters_say_what_happened(world: Callable[..., Ranks]) -> None:
+    ranks = world(2)
+    for _ in range(3):
+        handles = [ranks.allreduce(rank, np.ones(100, np.float32)) for rank in range(2)]
+        for handle in handles:
+            handle.wait()
+    ranks.leave()
+    stats = ranks.engines[1].stats.snapshot()
+    assert stats["requests"] == stats["allreduce_requests"] == 3
+    assert stats["cache_hits"] == 2
+    assert stats["bytes"] == 1200
+    assert stats["batches"] == 3
+    assert stats["fused_requests"] == 0
+
+
+def test_fusion_puts_ready_requests_together(world: Callable[..., Ranks]) -> None:
+    ranks = world(2)
+    for name in "abc":
+        ranks.allreduce(0, np.ones(5), name)
+    # What rank 1 submits in one go is reported in one message: block its engine's
+    # intake by submitting from within the queue's lock.
+    engine = ranks.engines[1]
+    held = [_submission(engine, name) for name in "abc"]
+    for submission in held:
+        engine.queue.in_flight[submission.key] = submission
+    engine.queue._arrivals.extend(held)
+    for submission in held:
+        np.testing.assert_array_equal(submission.handle.wait(), np.full(5, 3.0))
+    ranks.leave()
+    assert engine.stats.snapshot()["requests"] == 3
+
+
+def _submission(engine: Engine, name: str) -> Submission:
+    memory = ops._out_of_place([np.full(5, 2.0)])
+    request = Request(Kind.ALLREDUCE, name, (TensorSpec("float64", (5,)),), Op.SUM)
+    handle = Handle(engine.queue, memory.results[0])
+    return Submission(request, 0, handle, memory.parts)

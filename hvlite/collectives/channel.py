@@ -11,6 +11,7 @@ what an aborted one left behind cannot match a later one.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def drive(steps: Generator[Pending | None, Any, Any]) -> Any:  # noqa: ANN401  #
         pending = next(steps)
         while True:
             while pending is not None and not pending.test():
-                pass
+                os.sched_yield()  # there may be more ranks than cores
             pending = next(steps)
     except StopIteration as end:
         return end.value

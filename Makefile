@@ -62,7 +62,8 @@ bench: venv
 	$(BIN)/hvrun -np 2 $(BIN)/python benchmarks/allreduce.py
 	$(BIN)/hvrun -np 2 $(BIN)/python benchmarks/small.py
 	$(BIN)/hvrun -np 2 $(BIN)/python benchmarks/training.py
-	$(BIN)/python benchmarks/idle.py
+	$(BIN)/hvrun -np 2 $(BIN)/python benchmarks/idle.py
+	$(BIN)/hvrun -np 1 $(BIN)/python benchmarks/idle.py
 
 clean:
 	rm -rf $(OPENMPI) $(MPICH) build dist hvlite.egg-info benchmarks/results

@@ -17,7 +17,10 @@ from .errors import LaunchError
 PACKAGES = ("hvlite", "mpi4py", "numpy", "torch", "tensorflow", "keras")
 NEEDED = ("hvlite", "mpi4py", "numpy")
 
+# Without starting MPI: a process of its own would leave a file in /dev/shm.
 LIBRARY_PROBE = """
+import mpi4py
+mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(MPI.Get_library_version().split(chr(10))[0].split(chr(0))[0].strip(" ,"))
 """

@@ -171,7 +171,7 @@ class Job:
         for line in lines:
             if self._verbose:
                 self._screen.note(line.text, b"[mpirun] ")
-            elif line.text.strip():
+            elif line.text.strip(b" -\0"):
                 self._mpirun_said.append(line.text)
         return True
 

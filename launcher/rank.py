@@ -67,6 +67,9 @@ def main() -> NoReturn:
             f" {host}:{port} ({error}); open the firewall between the hosts"
         )
     connection.setblocking(False)
+    if rank != "0":
+        # Standard input is rank 0's; the others would wait for it forever.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     supervisor = Supervisor(connection, sys.argv[1:])
     hello = f"{token} {rank} {supervisor.child} {socket.gethostname()}"
     supervisor.send(wire.HELLO, hello.encode())

@@ -42,7 +42,8 @@ def exit_code(records: Iterable[RankRecord]) -> int:
 
 def _precedence(record: RankRecord) -> tuple[bool, float, int]:
     # SIGTERM is what mpirun sends to the others, so it is rarely the cause.
-    return record.code == -signal.SIGTERM, record.began, record.rank
+    ended_by_mpirun = record.code == -signal.SIGTERM and not record.stopped
+    return ended_by_mpirun, record.began, record.rank
 
 
 def shell_code(code: int) -> int:

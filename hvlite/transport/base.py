@@ -38,7 +38,7 @@ class Transport(Protocol):
         rank: this process's number, 0 <= rank < size.
         size: number of ranks.
         nodes: node number of each rank; ranks of one node can share memory.
-        tags: data tags 0 .. tags - 1 are usable (at least 32,768).
+        tags: data tags 0 .. tags - 1 are usable (at least 32,767).
         description: the library underneath, for logs and `hvrun --check`.
     """
 

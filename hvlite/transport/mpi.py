@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
     from .base import Array, Pending
 
-_LEVELS = {
-    MPI.THREAD_SINGLE: "THREAD_SINGLE",
-    MPI.THREAD_FUNNELED: "THREAD_FUNNELED",
-    MPI.THREAD_SERIALIZED: "THREAD_SERIALIZED",
-    MPI.THREAD_MULTIPLE: "THREAD_MULTIPLE",
-}
+_LEVELS = ("THREAD_SINGLE", "THREAD_FUNNELED", "THREAD_SERIALIZED", "THREAD_MULTIPLE")
 _CONTROL_TAG = 0
 _BYTE = np.dtype(np.uint8)
 _LEAST_TAG_UB = 32767  # what every MPI has
@@ -95,8 +90,9 @@ def _check_library() -> None:
         )
     level = MPI.Query_thread()
     if level < MPI.THREAD_MULTIPLE:
+        granted = next(name for name in _LEVELS if getattr(MPI, name) == level)
         raise LaunchError(
-            f"MPI grants {_LEVELS[level]} where THREAD_MULTIPLE is needed "
+            f"MPI grants {granted} where THREAD_MULTIPLE is needed "
             f"({library()}): use an MPI built with thread support, and if the script "
             'sets mpi4py.rc.threads or mpi4py.rc.thread_level, let it be "multiple"'
         )
@@ -132,25 +128,80 @@ def _nodes(comm: MPI.Comm, node_label: str) -> tuple[int, ...]:
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
+class _Wire:
+    """A duplicate of the caller's communicator, and a count of what it carries.
+
+    MPI libraries number communicators anew, and a message that nobody has received
+    when its communicator is freed may match in a later one that got its number. So
+    whatever is still on its way has to be received first.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        """Duplicate `comm`; a collective over it."""
+        self.comm = comm.Dup()
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py makes them exceptions
+        # Marks the end in drain(); all lower ones are free to use.
+        self.last_tag = self.comm.Get_attr(MPI.TAG_UB) or _LEAST_TAG_UB
+        self.received = 0
+        self._sent = [0] * self.comm.Get_size()
+        self._abandoned: list[MPI.Request] = []
+
+    def isend(self, data: Array | bytes, dest: int, tag: int) -> MPI.Request:
+        """Start sending, and count it."""
+        self._sent[dest] += 1
+        return self.comm.Isend([data, MPI.BYTE], dest, tag)
+
+    def abandon(self, request: MPI.Request) -> None:
+        """Keep `request`, and thereby its buffer, until MPI is done with the memory."""
+        self._abandoned.append(request)
+        self._abandoned[:] = [left for left in self._abandoned if not _has_ended(left)]
+
+    def drain(self) -> None:
+        """Receive what nobody has received; collective, nothing may be sent meanwhile.
+
+        The counts say whether there is anything, and may err to the safe side: of a
+        receive that was given up nobody knows. Then each rank sends a last message
+        to each, which overtakes nothing, and takes everything up to those it gets.
+        """
+        coming = np.empty_like(self._sent)
+        self.comm.Alltoall(np.array(self._sent), coming)
+        if self.comm.allreduce(coming.sum() == self.received, MPI.LAND):
+            return
+        peers = range(len(self._sent))
+        ends = [self.isend(b"", peer, self.last_tag) for peer in peers]
+        status = MPI.Status()
+        for source in peers:
+            tag = -1
+            while tag != self.last_tag:
+                message = self.comm.Mprobe(source, MPI.ANY_TAG, status)
+                tag = status.Get_tag()
+                message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
+        for request in ends:
+            request.Wait()
+
+    def free(self) -> None:
+        """Free it once all that was abandoned has ended; collective, after `drain`."""
+        while not all(map(_has_ended, self._abandoned)):
+            pass
+        self.comm.Free()
+
+
 class MpiTransport:
     """The ranks of one communicator; made by `connect`."""
 
     def __init__(self, comm: MPI.Comm, node_label: str) -> None:
         """Duplicate `comm` twice; a collective over it."""
-        self._control = comm.Dup()
-        self._data = comm.Dup()
-        for mine in self._control, self._data:
-            mine.Set_errhandler(MPI.ERRORS_RETURN)  # which mpi4py turns into exceptions
+        self._control = _Wire(comm)
+        self._data = _Wire(comm)
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        self.nodes = _nodes(self._control, node_label)
-        self.tags = 1 + (self._data.Get_attr(MPI.TAG_UB) or _LEAST_TAG_UB)
+        self.nodes = _nodes(self._control.comm, node_label)
+        self.tags = self._data.last_tag  # which itself is taken
         self.description = library()
         self._status = MPI.Status()
         # Oldest first; mpi4py keeps each message's bytes alive as long as its request.
         self._sending: deque[MPI.Request] = deque()
         self._arriving: tuple[int, bytearray, MPI.Request] | None = None
-        self._abandoned: list[MPI.Request] = []
         self._warm_up()
 
     def send(self, dest: int, payload: bytes) -> None:
@@ -161,7 +212,7 @@ class MpiTransport:
         """
         try:
             self._retire_sent()
-            request = self._control.Isend([payload, MPI.BYTE], dest, _CONTROL_TAG)
+            request = self._control.isend(payload, dest, _CONTROL_TAG)
         except MPI.Exception as error:
             raise _failure(f"send to rank {dest}", _CONTROL_TAG, error) from error
         self._sending.append(request)
@@ -184,6 +235,7 @@ class MpiTransport:
         except MPI.Exception as error:
             raise _failure("receive", _CONTROL_TAG, error) from error
         self._arriving = None
+        self._control.received += 1
         return source, bytes(payload)
 
     def isend(self, array: Array, dest: int, tag: int) -> Pending:
@@ -193,10 +245,10 @@ class MpiTransport:
             TransportError: MPI refuses.
         """
         try:
-            request = self._data.Isend([_as_bytes(array), MPI.BYTE], dest, tag)
+            request = self._data.isend(_as_bytes(array), dest, tag)
         except MPI.Exception as error:
             raise _failure(f"send to rank {dest}", tag, error) from error
-        return _Send(request, self._abandoned, dest, tag)
+        return _Send(self._data, request, dest, tag)
 
     def irecv(self, array: Array, source: int, tag: int) -> Pending:
         """Start receiving into a C-contiguous array of exactly the sent size.
@@ -206,10 +258,10 @@ class MpiTransport:
         """
         data = _as_bytes(array)
         try:
-            request = self._data.Irecv([data, MPI.BYTE], source, tag)
+            request = self._data.comm.Irecv([data, MPI.BYTE], source, tag)
         except MPI.Exception as error:
             raise _failure(f"receive from rank {source}", tag, error) from error
-        return _Receive(request, self._abandoned, source, tag, data.size)
+        return _Receive(self._data, request, source, tag, data.size)
 
     def close(self, *, together: bool) -> None:
         """Free the communicators if all ranks close now; MPI itself goes on.
@@ -217,12 +269,17 @@ class MpiTransport:
         Apart (after a failure) they are left to the end of the process: freeing one
         is collective and would wait for ranks that never come. May be called twice.
         """
-        if together and self._control != MPI.COMM_NULL:
-            self._control.Free()
-            self._data.Free()
+        if together and self._control.comm != MPI.COMM_NULL:
+            while self._arriving is not None:
+                self.receive()
+            self._control.drain()
+            self._data.drain()
+            for request in self._sending:
+                request.Wait()
+            self._control.free()
+            self._data.free()
         self._sending.clear()
         self._arriving = None
-        self._abandoned.clear()
 
     def _match(self) -> tuple[int, bytearray, MPI.Request] | None:
         """Start receiving the next control message; matched once, it keeps its turn.
@@ -230,7 +287,7 @@ class MpiTransport:
         Received without blocking too: the rest of a long message comes only as its
         sender makes progress, and the sender may be waiting for this rank.
         """
-        message = self._control.Improbe(MPI.ANY_SOURCE, _CONTROL_TAG, self._status)
+        message = self._control.comm.Improbe(MPI.ANY_SOURCE, _CONTROL_TAG, self._status)
         if message is None:
             return None
         payload = bytearray(self._status.Get_count(MPI.BYTE))
@@ -245,57 +302,47 @@ class MpiTransport:
         """Open the connections that a ring uses, while all ranks are here."""
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         nothing = bytearray()
-        for comm in self._control, self._data:
+        for comm in self._control.comm, self._data.comm:
             comm.Sendrecv(nothing, after, _CONTROL_TAG, nothing, before, _CONTROL_TAG)
             comm.Sendrecv(nothing, before, _CONTROL_TAG, nothing, after, _CONTROL_TAG)
             comm.Barrier()
 
 
 class _Send:
-    """A send under way."""
+    """A send under way; and what a receive has in common with it."""
 
-    __slots__ = ("_abandoned", "_dest", "_request", "_tag")
+    __slots__ = ("_peer", "_request", "_tag", "_wire")
 
-    def __init__(
-        self, request: MPI.Request, abandoned: list[MPI.Request], dest: int, tag: int
-    ) -> None:
+    def __init__(self, wire: _Wire, request: MPI.Request, peer: int, tag: int) -> None:
+        self._wire = wire
         self._request = request
-        self._abandoned = abandoned
-        self._dest = dest
+        self._peer = peer
         self._tag = tag
 
     def test(self) -> bool:
         try:
             return self._request.Test()
         except MPI.Exception as error:
-            raise _failure(f"send to rank {self._dest}", self._tag, error) from error
+            raise _failure(f"send to rank {self._peer}", self._tag, error) from error
 
     def cancel(self) -> None:
         # MPI no longer cancels sends: this one ends when it is received, or never.
-        _abandon(self._request, self._abandoned)
+        self._wire.abandon(self._request)
         self._request = MPI.REQUEST_NULL
 
 
-class _Receive:
+class _Receive(_Send):
     """A receive under way."""
 
-    __slots__ = ("_abandoned", "_nbytes", "_over", "_request", "_source", "_tag")
+    __slots__ = ("_nbytes", "_over")
 
     # Filled by each Test, read right after: one for all, as one thread uses them.
     _status = MPI.Status()
 
     def __init__(
-        self,
-        request: MPI.Request,
-        abandoned: list[MPI.Request],
-        source: int,
-        tag: int,
-        nbytes: int,
+        self, wire: _Wire, request: MPI.Request, source: int, tag: int, nbytes: int
     ) -> None:
-        self._request = request
-        self._abandoned = abandoned
-        self._source = source
-        self._tag = tag
+        super().__init__(wire, request, source, tag)
         self._nbytes = nbytes
         # Whether the size has been looked at, or no longer matters.
         self._over = False
@@ -307,14 +354,14 @@ class _Receive:
             if not self._request.Test(self._status):
                 return False
         except MPI.Exception as error:
-            raise _failure(
-                f"receive from rank {self._source}", self._tag, error
-            ) from error
+            what = f"receive from rank {self._peer}"
+            raise _failure(what, self._tag, error) from error
         self._over = True
+        self._wire.received += 1
         received = self._status.Get_count(MPI.BYTE)
         if received != self._nbytes:
             raise TransportError(
-                f"received {received} bytes from rank {self._source} (tag {self._tag}) "
+                f"received {received} bytes from rank {self._peer} (tag {self._tag}) "
                 f"where {self._nbytes} were expected"
             )
         return True
@@ -325,13 +372,7 @@ class _Receive:
         with contextlib.suppress(MPI.Exception):
             if self._request != MPI.REQUEST_NULL:
                 self._request.Cancel()
-        _abandon(self._request, self._abandoned)
-
-
-def _abandon(request: MPI.Request, abandoned: list[MPI.Request]) -> None:
-    """Keep `request`, and thereby its buffer, until MPI no longer uses the memory."""
-    abandoned.append(request)
-    abandoned[:] = [left for left in abandoned if not _has_ended(left)]
+        self._wire.abandon(self._request)
 
 
 def _has_ended(request: MPI.Request) -> bool:

@@ -67,7 +67,7 @@ def in_step(transport: Transport, tag: int) -> None:
 @case
 def describes_itself(transport: Transport) -> None:
     assert 0 <= transport.rank < transport.size == len(transport.nodes)
-    assert transport.tags >= 32768
+    assert transport.tags >= 32767
     assert transport.description
 
 

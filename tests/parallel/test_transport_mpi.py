@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -77,8 +78,8 @@ def test_a_hundred_connections_leave_nothing() -> None:
         mpi.connect().close(together=True)
     gc.collect()
     assert descriptors() == before[0]
-    # Communicators are numbered: a new one has the number that was free before.
-    assert handle() == before[1]
+    # Open MPI gives out the lowest number that is free.
+    assert handle() == before[1] or "Open MPI" not in mpi.library()
     assert resident_bytes() - before[2] < 100 * 20_000
 
 
@@ -107,3 +108,21 @@ def test_closing_twice_is_allowed() -> None:
 def test_mpi_goes_on_after_closing(size: int) -> None:
     mpi.connect().close(together=True)
     assert MPI.COMM_WORLD.allreduce(1) == size
+
+
+def test_what_nobody_received_does_not_reach_the_next_connection() -> None:
+    """MPICH gives a new communicator the number, and so the messages, of the last."""
+    for _ in range(3):
+        left = mpi.connect()
+        large = np.ones(1 << 20)
+        for tag in 1, 2:
+            left.isend(np.ones(3), transports.right(left), tag)
+            left.isend(large, transports.right(left), tag).cancel()
+        left.send(transports.right(left), b"stale")
+        left.send(transports.right(left), bytes(1 << 20))
+        left.close(together=True)
+        fresh = mpi.connect()
+        received = np.zeros(1)
+        transports.shift(fresh, 1, np.zeros(1), received)
+        transports.control_messages_to_itself_arrive(fresh)
+        fresh.close(together=True)

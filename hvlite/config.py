@@ -61,9 +61,7 @@ class _Setting:
     accepts: str
 
 
-def _setting(
-    default: T, variable: str, parse: Callable[[str], T], accepts: str
-) -> T:
+def _setting(default: T, variable: str, parse: Callable[[str], T], accepts: str) -> T:
     value: T = field(
         default=default, metadata={"setting": _Setting(variable, parse, accepts)}
     )
@@ -75,7 +73,10 @@ class Config:
     """All settings of one runtime, the same on every rank unless said otherwise."""
 
     fusion_threshold_bytes: int = _setting(
-        64 * MiB, "FUSION_THRESHOLD", _bytes, "a number of bytes, 0 to switch fusion off"
+        64 * MiB,
+        "FUSION_THRESHOLD",
+        _bytes,
+        "a number of bytes, 0 to switch fusion off",
     )
     cache_capacity: int = _setting(
         4096, "CACHE_CAPACITY", _bytes, "a number of requests, 0 to switch it off"

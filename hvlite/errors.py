@@ -1,17 +1,17 @@
-"""The exceptions hvlite raises; the type says whose fault it is, the text gives the facts.
+"""What hvlite raises: the type says whose fault it is, the text gives the facts.
 
     HvliteError(RuntimeError)           base; also exported as HorovodInternalError
-    ├── NotInitializedError             init() was not called, or shutdown() was
-    ├── MismatchError                   the ranks submitted different things under one name
-    ├── StallError                      ranks wait for each other, or one waited too long
-    ├── RankLeftError                   a rank that is needed has left (its cause is told)
-    ├── AbortedError                    an operation failed on one rank while it ran
-    ├── EngineError                     the engine itself died: a bug in hvlite
-    ├── TransportError                  a message between ranks failed or did not fit
-    ├── SharedMemoryError               ranks of a node cannot share memory
-    └── LaunchError                     MPI, its launcher and the environment do not fit
+    ├── NotInitializedError    init() was not called, or shutdown() was
+    ├── MismatchError          the ranks submitted different things under one name
+    ├── StallError             ranks wait for each other, or one waited too long
+    ├── RankLeftError          a rank that is needed has left (its cause is told)
+    ├── AbortedError           an operation failed on one rank while it ran
+    ├── EngineError            the engine itself died: a bug in hvlite
+    ├── TransportError         a message between ranks failed or did not fit
+    ├── SharedMemoryError      ranks of a node cannot share memory
+    └── LaunchError            MPI, its launcher and the environment do not fit
     UsageError(ValueError)              a wrong argument; nothing was submitted
-    └── DuplicateNameError              the name is already in flight on this rank
+    └── DuplicateNameError     the name is already in flight on this rank
 
 Errors of the first group concern several ranks: catch `HvliteError` to handle them
 all. Errors of the second group are raised by the call itself, before anything is

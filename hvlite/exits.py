@@ -29,14 +29,14 @@ class _Exit(SystemExit):
     """
 
     def __del__(self) -> None:
-        frame = sys._getframe(0)  # noqa: SLF001  # the documented way to see the caller
+        frame = sys._getframe(0)  # the documented way to see the caller
         if frame.f_back is None:
             _fail_with(_exit_code(self.code))
 
 
-def watch(several_ranks: bool) -> None:  # noqa: FBT001  # one meaning, one caller
+def watch(several_ranks: bool) -> None:  # one meaning, one caller
     """Begin to notice failing exits; only where other ranks could be kept waiting."""
-    global _watching  # noqa: PLW0603  # the process ends once
+    global _watching  # the process ends once
     if _watching or not several_ranks:
         return
     _watching = True
@@ -74,5 +74,5 @@ def _exit_code(status: object) -> int:
 
 
 def _fail_with(code: int) -> None:
-    global _failing_code  # noqa: PLW0603  # the process ends once
+    global _failing_code  # the process ends once
     _failing_code = code

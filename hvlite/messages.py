@@ -55,7 +55,10 @@ DTYPE_NAMES: dict[np.dtype, str] = {
     dtype: dtype.name
     for dtype in [
         np.dtype(code)
-        for code in "bool u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 f8 c8 c16".split()
+        for code in (
+            *("bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"),
+            *("f2", "f4", "f8", "c8", "c16"),
+        )
     ]
     + [BFLOAT16]
 }
@@ -77,7 +80,7 @@ def _operations(dtype: np.dtype) -> frozenset[Op]:
     return frozenset(Op)
 
 
-# (dtype name) -> the operations an all-reduce of it allows. Broadcast moves every dtype.
+# Dtype name -> the operations an all-reduce of it allows. Broadcast moves them all.
 SUPPORTED: dict[str, frozenset[Op]] = {
     name: _operations(dtype) for dtype, name in DTYPE_NAMES.items()
 }
@@ -206,7 +209,11 @@ def describe(key: Key) -> str:
     kind = key.kind.name.lower()
     if key.kind is Kind.BARRIER:
         return kind
-    return f"{kind} '{key.name}'" if not key.sequence else f"unnamed {kind} #{key.sequence}"
+    return (
+        f"{kind} '{key.name}'"
+        if not key.sequence
+        else f"unnamed {kind} #{key.sequence}"
+    )
 
 
 def encode(message: object) -> bytes:

@@ -330,7 +330,7 @@ def start_broadcast(
     in_place: bool = False,
     device: str = "cpu",
 ) -> Handle[Array]:
-    """Submit one array to be overwritten (a copy of it unless `in_place`) by the root's."""
+    """Submit one array; the root's values go into it if `in_place`, else a new one."""
     number = _registered(process_set)
     if root_rank not in (process_set.ranks or ()):
         raise UsageError(
@@ -377,7 +377,7 @@ def _registered(process_set: ProcessSet) -> int:
     """
     number = process_set.process_set_id
     if number is None or process_set.ranks is None:
-        runtime.size()  # "not initialized" is the better message where that is the cause
+        runtime.size()  # raises if that is the cause, which says more
         raise UsageError(f"{process_set} is not registered")
     return number
 
@@ -449,7 +449,9 @@ def _in_place(arrays: Sequence[Array]) -> _Memory:
     """Let the engine write into `arrays`, by way of copies where they have gaps."""
     for array in arrays:
         if not array.flags.writeable:
-            raise UsageError(f"an array of shape {array.shape} is read-only: pass a copy")
+            raise UsageError(
+                f"an array of shape {array.shape} is read-only: pass a copy"
+            )
     parts, write_back = [], []
     for positions in _by_dtype(arrays).values():
         flats = []
@@ -473,7 +475,5 @@ def _submit(
     if name is None:
         sequence = engine.queue.sequence(request.process_set, request.kind)
     engine.queue.put(
-        Submission(
-            request, sequence, handle, memory.parts, memory.write_back
-        )
+        Submission(request, sequence, handle, memory.parts, memory.write_back)
     )

@@ -52,7 +52,7 @@ def init(comm: Any = None) -> None:  # noqa: ANN401  # an mpi4py communicator, i
         LaunchError: MPI, its launcher and the environment do not fit together.
         UsageError: a setting in the environment is not understood.
     """
-    global _runtime  # noqa: PLW0603  # the one process-wide state
+    global _runtime  # the one process-wide state
     if _runtime is not None:
         return
     if _in_forked_child:
@@ -76,7 +76,7 @@ def shutdown() -> None:
     Waits until all ranks have left, for at most HVLITE_LEAVE_TIMEOUT_SECONDS. MPI
     itself is not finalized. Does nothing when not initialized.
     """
-    global _runtime  # noqa: PLW0603  # the one process-wide state
+    global _runtime  # the one process-wide state
     if _runtime is None:
         return
     runtime, _runtime = _runtime, None
@@ -172,7 +172,7 @@ def _connect(comm: Any, config: Config) -> Transport:  # noqa: ANN401  # see ini
 
 
 def _set_up_logging(level: str) -> None:
-    """Give the logger `hvlite` a level, and an output unless the program gave it one."""
+    """Give the logger `hvlite` a level, and an output if the program gave it none."""
     LOG.setLevel(level.upper())
     if not LOG.hasHandlers():
         handler = logging.StreamHandler()
@@ -188,7 +188,7 @@ _FORKED = (
 
 def _forget_in_child() -> None:
     """Disable the runtime in a forked child: the engine thread exists in the parent."""
-    global _runtime, _in_forked_child  # noqa: PLW0603  # the one process-wide state
+    global _runtime, _in_forked_child  # the one process-wide state
     _in_forked_child = _in_forked_child or _runtime is not None
     _runtime = None
     global_process_set.attach(None, None)

@@ -1,0 +1,1 @@
+"""The background thread: negotiation, fusion, execution."""

@@ -44,7 +44,9 @@ def by_value(values: Mapping[int, object]) -> str:
     ranks: dict[object, list[int]] = defaultdict(list)
     for rank, value in sorted(values.items()):
         ranks[value].append(rank)
-    return "; ".join(f"{value} on {name_ranks(group)}" for value, group in ranks.items())
+    return "; ".join(
+        f"{value} on {name_ranks(group)}" for value, group in ranks.items()
+    )
 
 
 def name_ranks(ranks: list[int]) -> str:
@@ -68,7 +70,9 @@ def layout_differences(layouts: Mapping[int, str]) -> str:
     for rank, layout in sorted(layouts.items()):
         for line in dict.fromkeys(layout.splitlines()):
             lines[line].append(rank)
-    partial = {line: ranks for line, ranks in lines.items() if len(ranks) < len(layouts)}
+    partial = {
+        line: ranks for line, ranks in lines.items() if len(ranks) < len(layouts)
+    }
     if not partial:
         return "the order or number of these parts: " + by_value(
             {rank: "[" + ", ".join(text.splitlines()[:MAX_LISTED]) + "]"
@@ -93,7 +97,9 @@ def _tensors(
 
     def show(request: Request) -> str:
         values = value(request)
-        return str(values[0]) if len(values) == 1 else f"[{', '.join(map(str, values))}]"
+        return (
+            str(values[0]) if len(values) == 1 else f"[{', '.join(map(str, values))}]"
+        )
 
     return show
 

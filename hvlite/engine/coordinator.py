@@ -57,7 +57,11 @@ class Engine:
     """The engine of one runtime: one thread, one queue, one transport."""
 
     def __init__(
-        self, transport: Transport, plane: HostPlane, config: Config, algorithm: Algorithm
+        self,
+        transport: Transport,
+        plane: HostPlane,
+        config: Config,
+        algorithm: Algorithm,
     ) -> None:
         """Prepare; nothing runs before `start`."""
         self.queue = RequestQueue()
@@ -72,7 +76,9 @@ class Engine:
             else None
         )
         self._executor = Executor(plane)
-        self._thread = threading.Thread(target=self._run, name="hvlite-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="hvlite-engine", daemon=True
+        )
         # Set once by the thread that calls `leave`, read by the engine thread.
         self._leaving: str | None = None
         # All below belongs to the engine thread.
@@ -107,7 +113,7 @@ class Engine:
             while self._finished is None:
                 self._serve()
             error = self._farewell()
-        except BaseException:  # noqa: BLE001  # a dead engine must fail every handle
+        except BaseException:  # a dead engine must fail every handle
             text = traceback.format_exc()
             error = errors.EngineError(f"the hvlite engine ended unexpectedly:\n{text}")
             self._last_words(text)
@@ -127,7 +133,9 @@ class Engine:
             if self._coordinator is None:
                 self._star.send_report(Report(0, [], [], [], [], cause))
             else:
-                self._end_all(f"rank {COORDINATOR}, which coordinates, has left: {cause}")
+                self._end_all(
+                    f"rank {COORDINATOR}, which coordinates, has left: {cause}"
+                )
 
     def _serve(self) -> None:
         """Pass once over everything there is to do; sleep if there was nothing."""
@@ -213,7 +221,9 @@ class Engine:
 
     def _abort(self, abort: Abort) -> None:
         for submission in self._executor.abort(abort.number):
-            text = f"{describe(submission.key)} failed on rank {abort.rank}: {abort.cause}"
+            text = (
+                f"{describe(submission.key)} failed on rank {abort.rank}: {abort.cause}"
+            )
             self.queue.remove(submission.key)
             submission.handle.fail(errors.AbortedError(text))
 
@@ -236,7 +246,9 @@ class Engine:
                     target[...] = source
                 submission.handle.complete(ended.result)
             else:
-                text = f"{describe(submission.key)} failed on rank {self._transport.rank}"
+                text = (
+                    f"{describe(submission.key)} failed on rank {self._transport.rank}"
+                )
                 error = errors.AbortedError(f"{text}: {cause}")
                 error.__cause__ = ended.error
                 submission.handle.fail(error)

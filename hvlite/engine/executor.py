@@ -58,7 +58,7 @@ class _Running:
             self.pending = next(self.steps)
         except StopIteration as end:
             return Ended(self.order, self.batch, end.value, None)
-        except Exception as error:  # noqa: BLE001  # whatever it is, every rank must hear
+        except Exception as error:  # whatever it is, every rank must hear
             self.channel.cancel()
             return Ended(self.order, self.batch, None, error)
         return True
@@ -103,7 +103,7 @@ class Executor:
         return progress, ended
 
     def abort(self, number: int) -> list[Submission]:
-        """Give up an order that failed elsewhere; returns its batch, if it still ran."""
+        """Give up an order that failed elsewhere; returns its batch if it still ran."""
         for lane in self._lanes.values():
             for running in lane:
                 if running.order.number == number:

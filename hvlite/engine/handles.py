@@ -33,7 +33,9 @@ class Handle(Generic[T]):
         self._result = result
         self._error: HvliteError | None = None
         self._done = False  # set last: whoever sees True may read the other fields
-        self._held = Lock()  # locked until done; a raw lock, since one is made a request
+        self._held = (
+            Lock()
+        )  # locked until done; a raw lock, since one is made a request
         self._held.acquire()
         self.waiting_since: float | None = None
 

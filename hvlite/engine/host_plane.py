@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..collectives import broadcast, hierarchical, kernels, ring, segments, shared_memory
+from ..collectives import (
+    broadcast,
+    hierarchical,
+    kernels,
+    ring,
+    segments,
+    shared_memory,
+)
 from ..collectives.channel import Channel
 from ..messages import DTYPES, Algorithm, Kind, Op
 
@@ -55,7 +62,9 @@ class SharedBuffer:
 class HostPlane:
     """Executes orders on NumPy arrays."""
 
-    def __init__(self, transport: Transport, topology: Topology, config: Config) -> None:
+    def __init__(
+        self, transport: Transport, topology: Topology, config: Config
+    ) -> None:
         """Execute for `transport`'s rank; `topology` says who shares memory with it."""
         self._transport = transport
         self._topology = topology
@@ -182,7 +191,9 @@ class HostPlane:
             target[:] = mine
 
     def _piece_bytes(self, order: Order) -> int:
-        return NODE_PIECE_BYTES if order.algorithm is Algorithm.SHM else RING_PIECE_BYTES
+        return (
+            NODE_PIECE_BYTES if order.algorithm is Algorithm.SHM else RING_PIECE_BYTES
+        )
 
     def _stage(
         self, channel: Channel, count: int, dtype: np.dtype[Any]
@@ -218,7 +229,7 @@ def _copy(sources: Sequence[Array], targets: Sequence[Array]) -> None:
 
 
 def _pieces(arrays: Sequence[Array], limit: int) -> Iterator[Sequence[Array]]:
-    """Cut the elements of `arrays`, in order, into runs of `limit` (the last shorter)."""
+    """Cut the elements of `arrays`, in order, into runs of `limit` and a rest."""
     if sum(array.size for array in arrays) <= limit:
         yield arrays
         return

@@ -169,7 +169,9 @@ class Coordinator:
         for key, entry in list(self._unfinished.items()):
             age = now - entry.since
             present = list(entry.requests)
-            missing = [rank for rank in self._sets[key.process_set] if rank not in present]
+            missing = [
+                rank for rank in self._sets[key.process_set] if rank not in present
+            ]
             text = stall.warning(key, missing, present, age)
             if abort_s and age >= abort_s:
                 self._fail([key], "StallError", text)

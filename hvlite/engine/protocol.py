@@ -6,9 +6,10 @@ requests), and so is a decision.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..messages import Algorithm, Key, Request
+if TYPE_CHECKING:
+    from ..messages import Algorithm, Key, Request
 
 
 class Report(NamedTuple):

@@ -1,9 +1,11 @@
 """The one way into the engine: submissions, and the table of names in flight.
 
-Any thread may call `put`, `begin_waiting` and `end_waiting`; all else belongs to the engine thread.
+Any thread may call `put`, `wake`, `begin_waiting` and `end_waiting`; all else belongs
+to the engine thread.
 Guarantees: a submission is accepted whole or refused whole; once `close` returns, every
 submission accepted before is in `in_flight` or was taken out of it by the engine, and
-every later one is refused. A name is in flight from `put` until the engine `remove`s it.
+every later one is refused. A name is in flight from `put` until the engine `remove`s
+it.
 """
 
 from __future__ import annotations
@@ -76,8 +78,8 @@ class RequestQueue:
         self._lock = Lock()
         self._arrivals: deque[Submission] = deque()
         # Locked; `_wake` unlocks it once for each time that `_asleep` was set. (Not a
-        # SimpleQueue: in CPython 3.11 its timed get, woken for an item that a get_nowait
-        # has taken since, can wait forever.)
+        # SimpleQueue: in CPython 3.11 its timed get can wait forever if the item that
+        # woke it has been taken by a get_nowait.)
         self._gate = Lock()
         self._gate.acquire()
         self._asleep = False
@@ -94,7 +96,9 @@ class RequestQueue:
         """Return the next number (from 1) for an unnamed request of this kind."""
         counter = self._sequences.get((process_set, kind))
         if counter is None:
-            counter = self._sequences.setdefault((process_set, kind), itertools.count(1))
+            counter = self._sequences.setdefault(
+                (process_set, kind), itertools.count(1)
+            )
         return next(counter)
 
     def put(self, submission: Submission) -> None:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..messages import Key
 
 
-def warning(key: Key, missing: Iterable[int], present: Iterable[int], age_s: float) -> str:
+def warning(
+    key: Key, missing: Iterable[int], present: Iterable[int], age_s: float
+) -> str:
     """Word the report of one stalled request."""
     return (
         f"{describe(key)} has waited {age_s:.0f} s: submitted on "

@@ -39,7 +39,7 @@ def start_engine(transport: Transport, config: Config) -> tuple[Engine, Config]:
     config = _share_config(transport, config)
     topology = Topology(transport.nodes, transport.rank)
     plane = HostPlane(transport, topology, config)
-    shared = _probe_shared_memory(transport, plane)
+    shared = _probe_shared_memory(plane, topology)
     algorithm = _choose(config.allreduce, topology, shared=shared)
     if algorithm is Algorithm.RING:
         plane.isolate(Topology(tuple(range(transport.size)), transport.rank))
@@ -70,12 +70,12 @@ def _share_config(transport: Transport, config: Config) -> Config:
             return cast("Config", decode(message[1]))
         time.sleep(0)
     raise LaunchError(
-        f"rank {transport.rank} heard nothing from rank 0 for {CONFIG_TIMEOUT_S:.0f} s: "
+        f"rank {transport.rank} heard nothing from rank 0 for {CONFIG_TIMEOUT_S} s: "
         f"did every rank call init()?"
     )
 
 
-def _probe_shared_memory(transport: Transport, plane: HostPlane) -> bool:
+def _probe_shared_memory(plane: HostPlane, topology: Topology) -> bool:
     """Say whether the ranks of every node can share memory; all get the same answer."""
     refusal = None
     try:
@@ -84,7 +84,7 @@ def _probe_shared_memory(transport: Transport, plane: HostPlane) -> bool:
         refusal = error
     able = np.array([refusal is None], dtype=np.bool_)
     drive(ring.allreduce(plane.channel(0), able, Op.MIN, 1.0, able.nbytes))
-    if refusal is not None:
+    if refusal is not None and topology.local_rank == 0:
         LOG.warning("%s; going on with the slower ring over messages", refusal)
     return bool(able[0])
 

@@ -35,7 +35,7 @@ class Stats:
         self.cache_hits += cache_hit
 
     def ordered(self, batch: list[Submission], now: float) -> None:
-        """Count a batch that the coordinator ordered; its waiting ends, its work begins."""
+        """Count a batch that was ordered: negotiation ends, execution begins."""
         self.batches += 1
         if len(batch) > 1:
             self.fused_requests += len(batch)

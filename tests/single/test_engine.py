@@ -1,10 +1,11 @@
 """Several engines in one process, over the in-memory transport."""
 
+from __future__ import annotations
+
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,19 @@ import pytest
 from hvlite import errors, ops
 from hvlite.collectives import shared_memory
 from hvlite.config import Config
-from hvlite.engine.coordinator import Engine
 from hvlite.engine.handles import Handle
 from hvlite.engine.queue import Submission
 from hvlite.engine.start import start_engine
-from hvlite.messages import Kind, Op, Request, TensorSpec
+from hvlite.messages import Kind, Op, Request, TensorSpec, dtype_name
 from hvlite.transport.memory import make_world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hvlite.collectives.channel import Channel, Steps
+    from hvlite.engine.coordinator import Engine
+    from hvlite.transport.base import Array
+
 
 TIMEOUT_S = 30
 
@@ -25,17 +33,21 @@ TIMEOUT_S = 30
 class Ranks:
     """Engines of a world, and what a caller on each of them does."""
 
-    def __init__(self, size: int, nodes: tuple[int, ...] | None = None, **config: Any) -> None:
+    def __init__(
+        self, size: int, nodes: tuple[int, ...] | None = None, **config: Any
+    ) -> None:
         self.size = size
         transports = make_world(size, nodes)
         with ThreadPoolExecutor(size) as pool:
             started = pool.map(lambda t: start_engine(t, Config(**config)), transports)
             self.engines: list[Engine] = [engine for engine, _ in started]
 
-    def allreduce(self, rank: int, array: Any, name: str = "w", op: Op = Op.SUM) -> Handle:
+    def allreduce(
+        self, rank: int, array: Array, name: str = "w", op: Op = Op.SUM
+    ) -> Handle:
         engine = self.engines[rank]
         memory = ops._out_of_place([array])
-        spec = TensorSpec(ops.dtype_name(array.dtype), array.shape)
+        spec = TensorSpec(dtype_name(array.dtype), array.shape)
         handle = Handle(engine.queue, memory.results[0])
         request = Request(Kind.ALLREDUCE, name, (spec,), op)
         engine.queue.put(Submission(request, 0, handle, memory.parts))
@@ -83,7 +95,9 @@ def test_opposite_orders_of_submission_give_right_sums(
             handles[rank, index] = ranks.allreduce(rank, array, names[index])
     for (_, index), handle in handles.items():
         expected = size * (size - 1) / 2 + size * index
-        np.testing.assert_array_equal(handle.wait(), np.full(index, expected, np.float32))
+        np.testing.assert_array_equal(
+            handle.wait(), np.full(index, expected, np.float32)
+        )
     assert ranks.leave() == [True] * size
 
 
@@ -92,7 +106,9 @@ def test_a_name_in_flight_is_refused_and_then_free_again(
 ) -> None:
     ranks = world(2)
     first = ranks.allreduce(0, np.ones(2))
-    with pytest.raises(errors.DuplicateNameError, match="^allreduce 'w' is already in"):
+    with pytest.raises(
+        errors.DuplicateNameError, match=r"^allreduce 'w' is already in"
+    ):
         ranks.allreduce(0, np.ones(2))
     assert not first.poll()
     ranks.allreduce(1, np.ones(2)).wait()
@@ -112,9 +128,13 @@ def test_mismatch_is_the_same_error_on_each_rank_and_the_engines_live_on(
         with pytest.raises(errors.MismatchError) as caught:
             handle.wait()
         texts.append(str(caught.value))
-    assert texts == [
-        "allreduce 'w': ranks disagree on shape: (2,) on ranks 0, 2; (3,) on rank 1"
-    ] * 3
+    assert (
+        texts
+        == [
+            "allreduce 'w': ranks disagree on shape: (2,) on ranks 0, 2; (3,) on rank 1"
+        ]
+        * 3
+    )
     handles = [ranks.allreduce(rank, np.ones(2)) for rank in range(3)]
     assert [handle.wait().sum() for handle in handles] == [6.0] * 3
 
@@ -124,11 +144,15 @@ def test_a_rank_that_left_fails_what_needs_it_with_its_cause(
 ) -> None:
     ranks = world(2)
     pending = ranks.allreduce(0, np.ones(2))
-    leaver = threading.Thread(target=ranks.leave, args=(1,), kwargs={"cause": "bad batch"})
+    leaver = threading.Thread(
+        target=ranks.leave, args=(1,), kwargs={"cause": "bad batch"}
+    )
     leaver.start()
     with pytest.raises(errors.RankLeftError, match=r"rank 1 has left \(bad batch\)$"):
         pending.wait()
-    with pytest.raises(errors.RankLeftError, match=r"^allreduce 'later': rank 1 has left"):
+    with pytest.raises(
+        errors.RankLeftError, match=r"^allreduce 'later': rank 1 has left"
+    ):
         ranks.allreduce(0, np.ones(2), "later").wait()
     assert ranks.leave(0) == [True]
     leaver.join(TIMEOUT_S)
@@ -146,7 +170,9 @@ def test_when_the_coordinator_does_not_wait_any_longer_the_others_are_told(
     with pytest.raises(errors.RankLeftError):
         pending.wait()
     until(lambda: not ranks.engines[1]._thread.is_alive())
-    with pytest.raises(errors.RankLeftError, match="^rank 0, which coordinates, has left"):
+    with pytest.raises(
+        errors.RankLeftError, match=r"^rank 0, which coordinates, has left"
+    ):
         ranks.allreduce(1, np.ones(2))
     ranks.leave(1)
 
@@ -157,7 +183,7 @@ def test_a_failure_while_executing_reaches_every_rank(
     ranks = world(3)
     real = shared_memory.allreduce
 
-    def fails_on_rank_1(channel: Any, *args: Any) -> Any:
+    def fails_on_rank_1(channel: Channel, *args: Any) -> Steps:
         yield None
         if channel.rank == 1:
             raise MemoryError("no room")
@@ -188,11 +214,13 @@ def test_a_dead_engine_fails_everything_everywhere_at_once(
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(ranks.engines[broken], "_execute", breaks)
-    with pytest.raises(errors.EngineError, match="ZeroDivisionError: a bug"):
+    with pytest.raises(errors.EngineError, match=r"ZeroDivisionError: a bug"):
         own.wait()
-    with pytest.raises(errors.RankLeftError, match="ended unexpectedly: ZeroDivisionErr"):
+    with pytest.raises(
+        errors.RankLeftError, match=r"ended unexpectedly: ZeroDivisionErr"
+    ):
         other.wait()
-    with pytest.raises(errors.EngineError, match="ended unexpectedly"):
+    with pytest.raises(errors.EngineError, match=r"ended unexpectedly"):
         ranks.allreduce(broken, np.ones(2), "later")
 
 
@@ -210,10 +238,14 @@ def test_ranks_that_wait_for_each_other_are_told(world: Callable[..., Ranks]) ->
         thread.start()
     for thread in threads:
         thread.join(TIMEOUT_S)
-    assert texts == [
-        "ranks wait for different operations: allreduce 'only on 0' on rank 0; "
-        "allreduce 'only on 1' on rank 1"
-    ] * 2
+    assert (
+        texts
+        == [
+            "ranks wait for different operations: allreduce 'only on 0' on rank 0; "
+            "allreduce 'only on 1' on rank 1"
+        ]
+        * 2
+    )
 
 
 def test_stall_is_warned_of_and_ended(
@@ -221,7 +253,9 @@ def test_stall_is_warned_of_and_ended(
 ) -> None:
     ranks = world(2, stall_warning_s=0.01, stall_abort_s=1.2)
     handle = ranks.allreduce(0, np.ones(2))
-    with pytest.raises(errors.StallError, match="submitted on rank 0, missing on rank 1"):
+    with pytest.raises(
+        errors.StallError, match=r"submitted on rank 0, missing on rank 1"
+    ):
         handle.wait()
     assert "allreduce 'w' has waited" in caplog.text
 

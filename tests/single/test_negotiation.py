@@ -1,6 +1,7 @@
 """The negotiation as a whole: N members and a coordinator, joined by hand."""
 
 from collections import deque
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from hvlite.messages import Algorithm, Key, Kind, Op, Request, TensorSpec
 class World:
     """Ranks whose messages wait in queues until a test lets them through."""
 
-    def __init__(self, size: int, **config: float) -> None:
+    def __init__(self, size: int, **config: Any) -> None:
         self.size = size
         self.now = 0.0
         self.coordinator = Coordinator(size, Config(**config), Algorithm.SHM)
@@ -77,8 +78,12 @@ class World:
                     self.obey(rank)
 
 
-def tensor(name: str, count: int = 4, dtype: str = "float32", **changes: object) -> Request:
-    return Request(Kind.ALLREDUCE, name, (TensorSpec(dtype, (count,)),))._replace(**changes)
+def tensor(
+    name: str, count: int = 4, dtype: str = "float32", **changes: Any
+) -> Request:
+    return Request(Kind.ALLREDUCE, name, (TensorSpec(dtype, (count,)),))._replace(
+        **changes
+    )
 
 
 def key(name: str, kind: Kind = Kind.ALLREDUCE, sequence: int = 0) -> Key:
@@ -94,7 +99,8 @@ def schedules(draw: st.DrawFn) -> tuple[int, list[list[str]], list[tuple[str, in
     size = draw(st.integers(1, 5))
     orders = [draw(st.permutations(NAMES)) for _ in range(size)]
     event = st.tuples(
-        st.sampled_from(["submit", "report", "decide", "obey"]), st.integers(0, size - 1)
+        st.sampled_from(["submit", "report", "decide", "obey"]),
+        st.integers(0, size - 1),
     )
     return size, orders, draw(st.lists(event, max_size=60))
 
@@ -179,11 +185,20 @@ def test_evicted_id_is_understood_until_every_rank_has_acknowledged() -> None:
 @pytest.mark.parametrize(
     ("theirs", "text"),
     [
-        (tensor("w", dtype="float64"), "dtype: float32 on ranks 0, 2; float64 on rank 1"),
+        (
+            tensor("w", dtype="float64"),
+            "dtype: float32 on ranks 0, 2; float64 on rank 1",
+        ),
         (tensor("w", 5), r"shape: \(4,\) on ranks 0, 2; \(5,\) on rank 1"),
         (tensor("w", op=Op.MAX), "the reduction: Sum on ranks 0, 2; Max on rank 1"),
-        (tensor("w", prescale=0.5), "prescale_factor: 1.0 on ranks 0, 2; 0.5 on rank 1"),
-        (tensor("w", postscale=2.0), "postscale_factor: 1.0 on ranks 0, 2; 2.0 on rank 1"),
+        (
+            tensor("w", prescale=0.5),
+            "prescale_factor: 1.0 on ranks 0, 2; 0.5 on rank 1",
+        ),
+        (
+            tensor("w", postscale=2.0),
+            "postscale_factor: 1.0 on ranks 0, 2; 2.0 on rank 1",
+        ),
         (tensor("w", root=2), "root rank: 0 on ranks 0, 2; 2 on rank 1"),
         (tensor("w", device="cuda"), "device: cpu on ranks 0, 2; cuda on rank 1"),
         (
@@ -196,7 +211,9 @@ def test_evicted_id_is_understood_until_every_rank_has_acknowledged() -> None:
         ),
     ],
 )
-def test_mismatch_is_one_error_that_names_every_value(theirs: Request, text: str) -> None:
+def test_mismatch_is_one_error_that_names_every_value(
+    theirs: Request, text: str
+) -> None:
     world = World(3)
     for rank, request in enumerate([tensor("w"), theirs, tensor("w")]):
         world.submit(rank, request)

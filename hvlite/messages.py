@@ -8,7 +8,6 @@ hashed on each submission. The table `SUPPORTED` is hvlite's whole contract on d
 from __future__ import annotations
 
 import enum
-import pickle
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -214,13 +213,3 @@ def describe(key: Key) -> str:
         if not key.sequence
         else f"unnamed {kind} #{key.sequence}"
     )
-
-
-def encode(message: object) -> bytes:
-    """Serialize a control message (between ranks of one job, over MPI only)."""
-    return pickle.dumps(message, protocol=5)
-
-
-def decode(payload: bytes) -> object:
-    """Reverse `encode`."""
-    return pickle.loads(payload)

@@ -6,9 +6,14 @@ this class's place, and nothing else would change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from ..messages import decode, encode
+from .protocol import (
+    decode_decision,
+    decode_report,
+    encode_decision,
+    encode_report,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +35,11 @@ class Star:
 
     def send_report(self, report: Report) -> None:
         """Send to the coordinator (not called on the coordinator itself)."""
-        self._transport.send(COORDINATOR, encode(report))
+        self._transport.send(COORDINATOR, encode_report(report))
 
     def send_decision(self, decision: Decision) -> None:
         """Send to every rank but the coordinator itself."""
-        payload = encode(decision)
+        payload = encode_decision(decision)
         for rank in range(self._transport.size):
             if rank != COORDINATOR:
                 self._transport.send(rank, payload)
@@ -42,12 +47,12 @@ class Star:
     def receive_reports(self) -> Iterator[tuple[int, Report]]:
         """Yield what has arrived at the coordinator, as (rank, report)."""
         for source, payload in self._receive():
-            yield source, cast("Report", decode(payload))
+            yield source, decode_report(payload)
 
     def receive_decisions(self) -> Iterator[Decision]:
         """Yield what has arrived from the coordinator, in the order decided."""
         for _, payload in self._receive():
-            yield cast("Decision", decode(payload))
+            yield decode_decision(payload)
 
     def _receive(self) -> Iterator[tuple[int, bytes]]:
         for _ in range(RECEIVE_AT_ONCE):

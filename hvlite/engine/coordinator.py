@@ -275,7 +275,8 @@ class Engine:
             return
         if self.queue.waiting:
             state = "caller waits"
-            self._report_waiting(now)
+            if waited > REPORT_WAITING_AFTER_S:
+                self._report_waiting(now)
         else:
             state = "work in flight" if self.queue.in_flight else "idle"
         longest = LONGEST_SLEEP_S[state]

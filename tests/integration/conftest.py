@@ -1,5 +1,6 @@
 """The fixture with which these tests start their jobs."""
 
+import faulthandler
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tests.jobs import Jobs
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
     """Starts MPI jobs; after the test nothing may be left of them."""
+    # Who waits for a job is not stuck; each job's own pytest and each wait have limits.
+    faulthandler.cancel_dump_traceback_later()
     jobs = Jobs(tmp_path)
     yield jobs
     jobs.assert_gone()

@@ -1,4 +1,4 @@
-"""Shared memory of a job that was killed: the files that its MPI could not remove.
+"""Shared memory of ranks that did not end together: files that MPI could not remove.
 
 MPICH and Open MPI remove their files in /dev/shm in MPI_Finalize, which a killed
 rank never reaches. Those files have the vendors' names; one is removed only if it

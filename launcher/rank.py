@@ -105,7 +105,10 @@ class Supervisor:
         self._signals = self._catch_signals()
         processes.die_with_parent(PARENT_DIED, self._parent)
         self._pipes: dict[int, int] = {}
-        self.child = self._start(command)
+        self._gate, childs_gate = socket.socketpair()
+        self._gate.setblocking(False)
+        self._gate_open = True
+        self.child = self._start(command, childs_gate)
 
     def _catch_signals(self) -> int:
         """Turn signals into bytes on a pipe; returns its reading end."""
@@ -117,7 +120,7 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
         return reading
 
-    def _start(self, command: list[str]) -> int:
+    def _start(self, command: list[str], gate: socket.socket) -> int:
         out_reading, out_writing = os.pipe()
         err_reading, err_writing = os.pipe()
         supervisor = os.getpid()
@@ -125,9 +128,11 @@ class Supervisor:
         if child == 0:
             os.dup2(out_writing, 1)
             os.dup2(err_writing, 2)
+            _hang_gate(gate.fileno())
             _become(command, supervisor)
         os.close(out_writing)
         os.close(err_writing)
+        gate.close()
         self._pipes = {out_reading: wire.STDOUT, err_reading: wire.STDERR}
         return child
 
@@ -156,6 +161,8 @@ class Supervisor:
         poll.register(self._signals, select.POLLIN)
         sending = select.POLLOUT if self._outgoing else 0
         poll.register(self._connection.fileno(), select.POLLIN | sending)
+        if self._gate_open:
+            poll.register(self._gate.fileno(), select.POLLIN)
         if len(self._outgoing) < BACKLOG_BYTES:
             for pipe in self._pipes:
                 poll.register(pipe, select.POLLIN)
@@ -165,6 +172,8 @@ class Supervisor:
                 self._on_signals()
             elif fd in self._pipes:
                 self._read(fd)
+            elif fd == self._gate.fileno():
+                self._on_gate()
             else:
                 self._on_connection(event)
 
@@ -175,6 +184,15 @@ class Supervisor:
                     self._connected = False
             elif number != signal.SIGCHLD:
                 self._signal_child(number)
+
+    def _on_gate(self) -> None:
+        """The child is exiting and asks whether it may finalize MPI."""
+        try:
+            self._gate_open = bool(self._gate.recv(16))
+        except OSError:
+            self._gate_open = False
+        if self._gate_open and self._code is None:
+            self.send(wire.LEAVING)
 
     def _signal_child(self, number: int) -> None:
         """Pass a signal on, as long as the child's pid is certainly its own."""
@@ -205,6 +223,9 @@ class Supervisor:
             self._signal_child(int(payload))
         elif kind == wire.KILL:
             self._kill()
+        elif kind == wire.LEAVE:
+            with contextlib.suppress(OSError):
+                self._gate.send(payload)
         elif kind == wire.BYE:
             self._dismissed = True
 
@@ -258,6 +279,21 @@ def _has_data(pipe: int) -> bool:
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _hang_gate(gate: int) -> None:
+    """Tell the child's Python about the exit gate; see sitecustomize.py.
+
+    The path is put in front, where our sitecustomize hands over to any other, and
+    takes itself off sys.path.
+    """
+    os.set_inheritable(gate, True)
+    os.environ[environment.EXIT_GATE] = f"{gate}:{os.fstat(gate).st_ino}"
+    # mpi4py would finalize whatever the gate says. A user's own choice prevails.
+    os.environ.setdefault("MPI4PY_RC_FINALIZE", "0")
+    paths = [os.path.dirname(os.path.abspath(__file__))]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def _become(command: list[str], supervisor: int) -> NoReturn:

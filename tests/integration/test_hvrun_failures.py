@@ -26,14 +26,19 @@ if rank != int(sys.argv[1]):
 """
 
 BAD_ENDS = {
-    "exit": ("os._exit(3)", 3, "exited with code 3"),
+    # By itself MPI would hang in the first two: this rank in MPI_Finalize.
+    "sys.exit": ("sys.exit(3)", 3, "exited with code 3"),
+    "SystemExit": ("raise SystemExit(3)", 3, "exited with code 3"),
+    "os._exit": ("os._exit(3)", 3, "exited with code 3"),
     "killed": ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL, often out of mem"),
     "crash": ("os.kill(os.getpid(), 11)", 139, "killed by SIGSEGV, a crash in"),
 }
 
 
-@pytest.mark.parametrize("bad_rank", [0, 2])
-@pytest.mark.parametrize("how", BAD_ENDS)
+@pytest.mark.parametrize(
+    ("how", "bad_rank"),
+    [(how, n % 2 * 2) for n, how in enumerate(BAD_ENDS)],  # both the first and the last
+)
 def test_bad_end_of_one_rank_ends_the_job(jobs: Jobs, how: str, bad_rank: int) -> None:
     action, code, words = BAD_ENDS[how]
     program = PRELUDE + IN_MPI + action
@@ -43,6 +48,13 @@ def test_bad_end_of_one_rank_ends_the_job(jobs: Jobs, how: str, bad_rank: int) -
     assert re.match(
         rf"hvrun: rank {bad_rank} on \S+ \(pid \d+\) (was )?{words}", last
     ), str(outcome)
+
+
+def test_an_exception_ends_ranks_that_wait_in_mpi(jobs: Jobs) -> None:
+    program = PRELUDE + IN_MPI + "raise ValueError('the cause')"
+    outcome = jobs.run(3, ["python", "-c", program, "1"], timeout_s=30)
+    assert outcome.code == 1, str(outcome)
+    assert outcome.stderr.endswith("[1] ValueError: the cause\n"), str(outcome)
 
 
 @pytest.mark.parametrize("bad_rank", [0, 2])

@@ -3,12 +3,11 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from hvlite.collectives import kernels  # noqa: E402  # after the skip
-from hvlite.messages import Op  # noqa: E402
-from hvlite.torch import half_sum  # noqa: E402
+from hvlite.collectives import kernels
+from hvlite.messages import Op
+from hvlite.torch import half_sum
 
 SIZES = [1, half_sum.SMALLEST - 1, half_sum.SMALLEST, (1 << 15) + 1, 100_000]
 

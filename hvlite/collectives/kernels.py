@@ -25,7 +25,7 @@ from ..errors import UsageError
 from ..messages import DTYPE_NAMES, HALF_FLOATS, SUPPORTED, Op, is_complex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..transport.base import Array
 
@@ -79,22 +79,35 @@ def scale_in_place(array: Array, factor: float) -> None:
     Raises:
         UsageError: the array is boolean and the factor not 1.
     """
-    if factor == 1.0:
-        return
-    flat = array.reshape(-1)
+    if factor != 1.0:
+        _scaler(array.dtype)(array.reshape(-1), factor)
+
+
+def _scaler(dtype: np.dtype) -> Callable[[Array, float], None]:
+    """Return what scales flat arrays of `dtype` in place."""
+    if dtype.kind == "b":
+        return _refuse_to_scale
+    if is_complex(dtype):
+        parts = np.zeros(0, dtype).real.dtype
+        return lambda array, factor: _scale_float(array.view(parts), factor)
+    if dtype in HALF_FLOATS:
+        return lambda array, factor: _scale_widened(array, np.float32, factor)
+    if dtype.kind == "f":
+        return _scale_float
+    return _scale_integers
+
+
+def _refuse_to_scale(array: Array, factor: float) -> None:
+    raise UsageError("a boolean tensor cannot be scaled")
+
+
+def _scale_float(array: Array, factor: float) -> None:
     divisor = _divisor(factor)
-    if is_complex(flat.dtype):
-        flat = flat.view(flat.real.dtype)
-    if flat.dtype.kind == "b":
-        raise UsageError("a boolean tensor cannot be scaled")
-    if flat.dtype in HALF_FLOATS:
-        _scale_widened(flat, np.float32, factor, divisor)
-    elif flat.dtype.kind == "f":
-        _scale_float(flat, factor, divisor)
-    elif divisor and flat.itemsize == 8:
-        _divide_long(flat, divisor)
+    # A power of two divides exactly either way, and multiplying is faster.
+    if divisor & (divisor - 1):
+        np.divide(array, float(divisor), out=array)
     else:
-        _scale_widened(flat, np.float64, factor, divisor)
+        np.multiply(array, factor, out=array)
 
 
 def _divisor(factor: float) -> int:
@@ -105,26 +118,20 @@ def _divisor(factor: float) -> int:
     return n if 1 / n == factor else 0
 
 
-def _scale_float(array: Array, factor: float, divisor: int) -> None:
-    # A power of two divides exactly either way, and multiplying is faster.
-    if divisor & (divisor - 1):
-        np.divide(array, float(divisor), out=array)
-    else:
-        np.multiply(array, factor, out=array)
-
-
-def _scale_widened(
-    array: Array, wide: type[np.floating], factor: float, divisor: int
-) -> None:
+def _scale_widened(array: Array, wide: type[np.floating], factor: float) -> None:
     """Scale in `wide` and convert back: halves round, integers truncate toward zero."""
     for part in _parts(array.size):
         values = array[part].astype(wide)
-        _scale_float(values, factor, divisor)
+        _scale_float(values, factor)
         np.copyto(array[part], values, casting="unsafe")
 
 
-def _divide_long(array: Array, divisor: int) -> None:
-    """Divide 64-bit integers, truncating toward zero; a double would lose digits."""
+def _scale_integers(array: Array, factor: float) -> None:
+    divisor = _divisor(factor)
+    if not divisor or array.itemsize < 8:
+        _scale_widened(array, np.float64, factor)
+        return
+    # A double would lose digits. Adding n - 1 makes negative numbers truncate, too.
     for part in _parts(array.size):
         values = array[part]
         if array.dtype.kind == "i":
@@ -136,7 +143,7 @@ def _parts(size: int) -> Iterator[slice]:
     return (slice(start, start + _PART) for start in range(0, size, _PART))
 
 
-def _plain(ufunc: np.ufunc) -> Kernel:
+def _plain(ufunc: np.ufunc, scale_by: Callable[[Array, float], None]) -> Kernel:
     """Make a kernel that computes in the dtype of its inputs."""
 
     @np.errstate(all="ignore")
@@ -152,7 +159,7 @@ def _plain(ufunc: np.ufunc) -> Kernel:
                     ufunc(total, array[part], out=total)
                 ufunc(total, inputs[-1][part], out=out[part])
         if scale != 1.0:
-            scale_in_place(out, scale)
+            scale_by(out, scale)
 
     return combine
 
@@ -162,13 +169,12 @@ def _widening(ufunc: np.ufunc) -> Kernel:
 
     @np.errstate(all="ignore")
     def combine(inputs: Sequence[Array], out: Array, scale: float) -> None:
-        divisor = _divisor(scale)
         for part in _parts(out.size):
             total = inputs[0][part].astype(np.float32)
             for array in inputs[1:]:
                 ufunc(total, array[part], out=total, dtype=np.float32)
             if scale != 1.0:
-                _scale_float(total, scale, divisor)
+                _scale_float(total, scale)
             np.copyto(out[part], total, casting="unsafe")
 
     return combine
@@ -178,9 +184,11 @@ def _table() -> dict[tuple[np.dtype, Op], Kernel]:
     table: dict[tuple[np.dtype, Op], Kernel] = {}
     for dtype, name in DTYPE_NAMES.items():
         ufuncs = _BOOL_UFUNCS if dtype.kind == "b" else _UFUNCS
-        make = _widening if dtype in HALF_FLOATS else _plain
         for op in SUPPORTED[name] - {Op.AVERAGE}:
-            table[dtype, op] = make(ufuncs[op])
+            if dtype in HALF_FLOATS:
+                table[dtype, op] = _widening(ufuncs[op])
+            else:
+                table[dtype, op] = _plain(ufuncs[op], _scaler(dtype))
     return table
 
 

@@ -342,7 +342,10 @@ class _Receive(_Send):
     def __init__(
         self, wire: _Wire, request: MPI.Request, source: int, tag: int, nbytes: int
     ) -> None:
-        super().__init__(wire, request, source, tag)
+        self._wire = wire
+        self._request = request
+        self._peer = source
+        self._tag = tag
         self._nbytes = nbytes
         # Whether the size has been looked at, or no longer matters.
         self._over = False

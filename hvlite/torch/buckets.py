@@ -136,7 +136,8 @@ class Bucket:
         """Move a gradient into its slot and make the slot `param.grad`, if it fits.
 
         Otherwise (other dtype or device, part of a graph) `param.grad` stays as it is
-        until `send` copies it. Call it under no_grad.
+        until `send` copies it. Nothing here requires grad, so autograd records nothing;
+        entering no_grad for each gradient would take longer than copying a small one.
         """
         if self.staged or grad.dtype != slot.param.dtype or grad.requires_grad:
             return False

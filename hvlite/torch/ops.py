@@ -11,7 +11,7 @@ form on a leaf that requires grad writes to its data, which autograd does not se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -253,7 +253,7 @@ def poll(handle: Handle) -> bool:
     return handle.poll()
 
 
-def synchronize(handle: Handle) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+def synchronize(handle: Handle) -> Any:  # noqa: ANN401  # depends on the operation
     """Wait for an operation; return its tensor, or a tuple for a grouped one.
 
     A handle gives its result once: synchronised again, it returns None.

@@ -96,16 +96,18 @@ class Reducer:
             )
             for (_, param), wire in zip(named, wires, strict=True)
         ]
-        first = len(self._buckets)
+        buckets: list[Bucket] = []
         for indices in partition(parts, groups, runtime.config().bucket_bytes):
             slots = [Slot(*named[i]) for i in indices if named[i][1].requires_grad]
             if slots:
-                name = f"{self._settings.name}.bucket{len(self._buckets)}"
-                self._buckets.append(Bucket(name, slots, wires[indices[0]]))
-                self._hook(slots)
-        if buckets := self._buckets[first:]:
+                name = f"bucket{len(self._buckets) + len(buckets)}"
+                name = f"{self._settings.name}.{name}"
+                buckets.append(Bucket(name, slots, wires[indices[0]]))
+        if buckets:
             name = f"{self._settings.name}.segment{len(self._segments)}"
             self._segments.append(Segment(name, buckets))
+            self._buckets += buckets
+            self._hook([slot for bucket in buckets for slot in bucket.slots])
 
     def _wires(self, named: Sequence[Named]) -> list[Wire]:
         dtypes = {param.dtype for _, param in named}
@@ -151,10 +153,9 @@ class Reducer:
             self._begin()
         grad = param.grad
         if grad is not slot.view and grad is not None:
-            with torch.no_grad():
-                if grad.is_sparse:
-                    grad = self._densify(slot, grad)
-                slot.bucket.take(slot, grad)
+            if grad.is_sparse:
+                grad = self._densify(slot, grad)
+            slot.bucket.take(slot, grad)
         slot.fired += 1
         if slot.fired == slot.expected and self._reduces:
             bucket = slot.bucket

@@ -1,4 +1,4 @@
-"""Plays several nodes on one machine: gives each rank a node label, then runs a command.
+"""Plays several nodes on one machine: labels each rank with one, then runs a command.
 
 hvrun -np 3 python tests/as_nodes.py 2,1 python train.py    # two ranks, and one
 """

@@ -1,11 +1,15 @@
 """hvrun: one command line becomes one MPI job with a supervisor for each rank.
 
-Layers, downward only; nothing here imports MPI, a framework, or hvlite outside
-this package:
+Nothing here imports MPI, a framework, or hvlite outside this package. Imports go
+downward only:
 
-    cli  doctor                 what the user types and reads
-    job                         the running job: signals, records, the end
-    screen  verdict  rank       what is shown; who failed first; the supervisor
-    mpirun  environment         which mpirun, its arguments, the ranks' variables
-    libmpi  lines  wire  processes  hosts  spec  errors
+    cli  doctor            what the user types and reads
+    job                    the running job: the one clock and event loop of hvrun
+    channel  output        bytes from and to the supervisors; what is shown of them
+    course  verdict        how a job goes and ends, who failed first (pure)
+    rank                   the supervisor, a process of its own in each rank
+    mpirun  environment    which mpirun, its arguments, the ranks' variables
+    libmpi  lines  screen  records  wire  processes  leftovers  hosts  spec  errors
+
+sitecustomize.py runs in every Python of a rank and stands alone.
 """

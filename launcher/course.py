@@ -13,6 +13,7 @@ finalize (sitecustomize.py), and may if all of them are about to; else they exit
 without it, and their exit codes tell what they are.
 """
 
+import math
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ GRACE_S = 1.0  # for the other ranks' own errors after the first failure
 TERM_S = 1.0  # from SIGTERM to SIGKILL after a failure
 USER_TERM_S = 3.0  # the same when a user ends the job: time to save something
 KILL_S = 3.0  # from SIGKILL until ranks that do not answer are given up
-MPIRUN_S = 2.0  # for mpirun to end once all ranks are done
+START_S = 60.0  # for the last rank to report after the first has
+MPIRUN_S = 2.5  # for mpirun to end once all ranks are done
 GATE_S = 0.5  # for all ranks to come to the exit gate once the first has
 
 
@@ -45,6 +47,7 @@ class Course:
         ended_by: the signal by which a user ended the job, if one did.
         mpirun_code: how mpirun ended (minus a signal); None while it runs.
         mpirun_early: whether mpirun ended before hvrun had dismissed the ranks.
+        missing: number of ranks that did not report in time, which ends the job.
     """
 
     def __init__(self, size: int) -> None:
@@ -52,6 +55,8 @@ class Course:
         self.ended_by: int | None = None
         self.mpirun_code: int | None = None
         self.mpirun_early = False
+        self.missing = 0
+        self._start_by = math.inf
         self._size = size
         self._plan: list[tuple[float, Order | None]] = []
         self._stopping = False
@@ -65,6 +70,10 @@ class Course:
     def started(self, record: RankRecord, now: float) -> None:
         """A supervisor has reported for the first time."""
         self.records[record.rank] = record
+        if len(self.records) == self._size:
+            self._start_by = math.inf
+        elif len(self.records) == 1:
+            self._start_by = now + START_S
         if self._stopping:
             self._plan.insert(0, (now, Order(wire.KILL)))
 
@@ -133,10 +142,15 @@ class Course:
         """When advance() has to be called next."""
         times = [at for at, _ in self._plan[:1]]
         times += [at + GATE_S for at in self._at_gate.values()]
+        if self._start_by < math.inf and not self._plan:
+            times.append(self._start_by)
         return min(times, default=None)
 
     def advance(self, now: float) -> Iterator[Order]:
         """The orders that are due at ``now``."""
+        if self._start_by <= now and not self._plan:
+            self.missing = self._size - len(self.records)
+            self._plan = [(now, Order(wire.KILL))]
         while self._plan and self._plan[0][0] <= now:
             _, order = self._plan.pop(0)
             if order is None:

@@ -24,7 +24,12 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(MPI.Get_library_version().split(chr(10))[0].split(chr(0))[0].strip(" ,"))
 """
-WORLD_PROBE = "from mpi4py import MPI; print('world of', MPI.COMM_WORLD.size)"
+# One write each: mpirun alone would mix pieces of the two ranks' lines.
+WORLD_PROBE = """
+import os
+from mpi4py import MPI
+os.write(1, b"world of %d\\n" % MPI.COMM_WORLD.size)
+"""
 
 PROBE_LIMIT_S = 60
 

@@ -171,10 +171,11 @@ class Job:
             os.close(pipe)
             del self._mpirun_pipes[pipe]
         for line in lines:
+            if not line.text.strip(b" -\0"):
+                continue
+            self._mpirun_said.append(line.text)
             if self._verbose:
-                self._screen.note(line.text, b"[mpirun] ")
-            elif line.text.strip(b" -\0"):
-                self._mpirun_said.append(line.text)
+                self._screen.note(line.text, verdict.MPIRUN)
         return True
 
     # ---- the end ----
@@ -186,10 +187,12 @@ class Job:
             records=list(course.records.values()),
             last_words={r: out.last_words() for r, out in self._outputs.items()},
             ended_by=course.ended_by,
+            missing=course.missing,
             mpirun_pid=self._mpirun,
             mpirun_code=course.mpirun_code,
             mpirun_early=course.mpirun_early,
             mpirun_said=self._mpirun_said,
+            told=self._verbose,
         )
         first = verdict.first_failure(facts.records)
         for record in facts.records:

@@ -189,11 +189,8 @@ def _hydra(_: Dialect, placement: Placement) -> list[str]:
     arguments = ["-n", str(placement.size)]
     if placement.hosts:
         arguments += ["-hosts", _host_list(placement.hosts)]
-    if placement.remote:
-        arguments += ["-genvlist", ",".join(placement.forwarded)]
-    else:
-        arguments.append("-genvall")
-    return arguments
+    # All, as is its default: with -genvlist other hosts get none of the listed.
+    return [*arguments, "-genvall"]
 
 
 def _host_list(hosts: Mapping[str, int]) -> str:

@@ -57,8 +57,13 @@ NOT_FOUND = 127
 def main() -> NoReturn:
     """Run ``sys.argv[1:]`` as this rank's program."""
     rank = _own_rank(os.environ)
-    token = os.environ.pop(environment.TOKEN)
-    host, _, port = os.environ.pop(environment.ADDRESS).rpartition(":")
+    token = os.environ.pop(environment.TOKEN, None)
+    host, _, port = os.environ.pop(environment.ADDRESS, "").rpartition(":")
+    if token is None or not port:
+        sys.exit(
+            f"hvrun: mpirun did not hand {environment.TOKEN} to rank {rank} on"
+            f" {socket.gethostname()}; its environment has to reach every host"
+        )
     try:
         connection = socket.create_connection((host, int(port)), timeout=20)
     except OSError as error:

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+# The kernel closes a killed process's connections before its parent hears of the
+# death, so its peers can fail, and be heard of, first.
+KILLED_UNHEARD_S = 0.5
+
 
 @dataclass
 class RankRecord:
@@ -39,4 +43,6 @@ class RankRecord:
     def began(self) -> float:
         """When its failure began: a traceback comes before the exit it causes."""
         known = [t for t in (self.onset, self.ended) if t is not None]
-        return min(known, default=float("inf"))
+        began = min(known, default=float("inf"))
+        killed = (self.code or 0) < 0 and not self.stopped
+        return began - KILLED_UNHEARD_S if killed else began

@@ -90,19 +90,23 @@ class JobFacts:
         records: one for each rank that started.
         last_words: the traceback that ended a rank's stderr, by rank.
         ended_by: the signal by which a user ended the job, if one did.
+        missing: number of ranks that never reported, if that ended the job.
         mpirun_pid: its process id.
         mpirun_code: how mpirun ended (minus a signal); None if it did not.
         mpirun_early: whether it ended before the ranks were dismissed.
         mpirun_said: its own output.
+        told: whether the user has seen that already.
     """
 
     records: Sequence[RankRecord]
     last_words: Mapping[int, Sequence[bytes]] = field(default_factory=dict)
     ended_by: int | None = None
+    missing: int = 0
     mpirun_pid: int = 0
     mpirun_code: int | None = 0
     mpirun_early: bool = False
     mpirun_said: Sequence[bytes] = ()
+    told: bool = False
 
     @property
     def mpi_ended_it(self) -> bool:
@@ -135,7 +139,7 @@ def judge(facts: JobFacts) -> tuple[int, Lines]:
         name = signal.Signals(facts.ended_by).name
         text = f"ended by {name}; nothing is left running"
         return 128 + facts.ended_by, [(HVRUN, text.encode())]
-    if facts.mpi_ended_it:
+    if facts.missing or facts.mpi_ended_it:
         return _blame_mpi(facts)
     first = first_failure(facts.records)
     if first is None:
@@ -161,8 +165,14 @@ def _report(
 
 def _blame_mpi(facts: JobFacts) -> tuple[int, Lines]:
     code = facts.mpirun_code or 0
-    said = [(MPIRUN, line) for line in facts.mpirun_said]
-    if code < 0:
+    said = [(MPIRUN, line) for line in facts.mpirun_said if not facts.told]
+    if facts.missing:
+        text = (
+            f"{facts.missing} of {facts.missing + len(facts.records)} ranks did not"
+            " start; what mpirun said is above, and --verbose shows its command line"
+        )
+        code = 1
+    elif code < 0:
         text = f"mpirun (pid {facts.mpirun_pid}) was {killed_by(-code)}"
     elif facts.records:
         text = (

@@ -240,7 +240,7 @@ ARGUMENTS = {
     "mpich local": ((Dialect.MPICH, LOCAL), ["-n", "4", "-genvall"]),
     "mpich remote": (
         (Dialect.MPICH, REMOTE),
-        ["-n", "4", "-hosts", "h1:2,h2:2", "-genvlist", "A,B"],
+        ["-n", "4", "-hosts", "h1:2,h2:2", "-genvall"],
     ),
 }
 

@@ -112,9 +112,9 @@ def test_one_that_starts_while_the_job_ends_is_killed() -> None:
     course = Course(2)
     course.started(RankRecord(0, "h", 1), 0.0)
     end(course, 0, 1, 1.0)
-    assert orders(course, 3.0) == [SIGTERM]
-    course.started(RankRecord(1, "h", 2), 3.1)
-    assert orders(course, 3.1) == [KILL]
+    assert orders(course, 1.0 + course_module.GRACE_S) == [SIGTERM]
+    course.started(RankRecord(1, "h", 2), 2.1)
+    assert orders(course, 2.1) == [KILL]
 
 
 def test_a_vanished_supervisor_is_a_failure() -> None:
@@ -165,6 +165,25 @@ def test_a_failure_began_when_the_interpreter_began_to_exit() -> None:
     orders(course, 1.1)
     end(course, 0, 3, 1.2)
     assert verdict.exit_code(course.records.values()) == 3
+
+
+def test_ranks_that_never_start_end_the_job() -> None:
+    course = Course(2)
+    course.started(RankRecord(0, "h", 1), 1.0)
+    late = 1.0 + course_module.START_S
+    assert course.deadline() == late
+    assert orders(course, late) == [KILL]
+    assert course.missing == 1
+    facts = JobFacts(list(course.records.values()), missing=1, mpirun_code=None)
+    code, lines = judge(facts)
+    assert code == 1
+    assert lines[-1][1].startswith(b"1 of 2 ranks did not start")
+
+
+def test_ranks_that_have_all_started_may_run_forever() -> None:
+    course = running(2)
+    assert course.deadline() is None
+    assert orders(course, 1e9) == []
 
 
 EVENTS = st.lists(

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from ..transport.base import Array, Pending
     from .channel import Channel, Steps
 
-# Receives under way at a time: while a chunk is added, the next one comes in.
+# Receives, and sends, under way at a time: while a chunk is added, the next comes in.
+# More gains nothing: in one node 1 to 4 take equally long, as copying is all there is.
 _DEPTH = 2
-# Sends under way at a time.
-_AHEAD = 3
 
 
 def allreduce(
@@ -68,7 +67,7 @@ def allreduce(
     receives: list[Pending] = []
     for done in range(total):
         # A chunk is sent once it has been received in the step before.
-        while len(sends) < min(done + _AHEAD, done + per_segment, total):
+        while len(sends) < min(done + _DEPTH, done + per_segment, total):
             sends.append(channel.isend(chunk(len(sends), 0), (rank + 1) % size))
         while len(receives) < min(done + _DEPTH, total):
             number = len(receives)

@@ -33,6 +33,10 @@ class Word(NamedTuple):
     outcome: str
     text: str
 
+    def __str__(self) -> str:
+        """The outcome, and why."""
+        return f"{self.outcome}\n{self.text}".rstrip()
+
 
 @pytest.fixture(scope="session")
 def rank() -> int:
@@ -128,7 +132,8 @@ def exchange(word: T, where: str) -> list[T]:
         if missing and time.monotonic() > name_them_at:
             name_them_at = float("inf")
             late = ", ".join(map(str, sorted(missing)))
-            print(f"{where}: no word from rank {late}", file=sys.stderr, flush=True)
+            mine = f"; here: {word}" if isinstance(word, Word) else ""
+            print(f"{where}: no word from rank {late}{mine}", file=sys.stderr)
         time.sleep(0.0005)
     MPI.Request.waitall(sent)
     return [words[rank] for rank in range(WORLD.size)]

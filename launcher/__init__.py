@@ -7,7 +7,7 @@ downward only:
     job                    the running job: the one clock and event loop of hvrun
     channel  output        bytes from and to the supervisors; what is shown of them
     course  verdict        how a job goes and ends, who failed first (pure)
-    rank                   the supervisor, a process of its own in each rank
+    rank  child            the supervisor, a process of its own in each rank
     mpirun  environment    which mpirun, its arguments, the ranks' variables
     libmpi  lines  screen  records  wire  processes  leftovers  hosts  spec  errors
 

@@ -27,6 +27,7 @@ import time
 from typing import NoReturn
 
 from . import environment, leftovers, processes, wire
+from .child import become
 
 # A signal that nobody else sends. The kernel means the parent *thread*: mpirun may
 # end a thread that started ranks, so the receiver checks that its parent is new.
@@ -49,9 +50,6 @@ READ_BYTES = 1 << 16
 # Reading from the child pauses while this much waits to be sent to hvrun, so a
 # child that prints faster than the screen is slowed down and memory stays bounded.
 BACKLOG_BYTES = 1 << 18
-
-CANNOT_EXECUTE = 126
-NOT_FOUND = 127
 
 
 def main() -> NoReturn:
@@ -133,8 +131,8 @@ class Supervisor:
         if child == 0:
             os.dup2(out_writing, 1)
             os.dup2(err_writing, 2)
-            _hang_gate(gate.fileno())
-            _become(command, supervisor)
+            handled = (*FORWARDED, signal.SIGCHLD, PARENT_DIED)
+            become(command, supervisor, gate.fileno(), handled)
         os.close(out_writing)
         os.close(err_writing)
         gate.close()
@@ -284,41 +282,3 @@ def _has_data(pipe: int) -> bool:
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _hang_gate(gate: int) -> None:
-    """Tell the child's Python about the exit gate; see sitecustomize.py.
-
-    The path is put in front, where our sitecustomize hands over to any other, and
-    takes itself off sys.path.
-    """
-    os.set_inheritable(gate, True)
-    os.environ[environment.EXIT_GATE] = f"{gate}:{os.fstat(gate).st_ino}"
-    # mpi4py would finalize whatever the gate says. A user's own choice prevails.
-    os.environ.setdefault("MPI4PY_RC_FINALIZE", "0")
-    paths = [os.path.dirname(os.path.abspath(__file__))]
-    paths += filter(None, [os.environ.get("PYTHONPATH")])
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-
-
-def _become(command: list[str], supervisor: int) -> NoReturn:
-    """Turn this forked process into the user's command."""
-    # A group of its own: mpirun signals the supervisor's group, and Ctrl-C to the
-    # child must reach what the child started but not the supervisor.
-    os.setpgid(0, 0)
-    signal.set_wakeup_fd(-1)
-    for number in (*FORWARDED, signal.SIGCHLD, PARENT_DIED):
-        signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    processes.die_with_parent(signal.SIGKILL, supervisor)
-    try:
-        # Open MPI and MPICH hand down sockets by number (PMI_FD), so every
-        # descriptor that mpirun let us inherit is passed on; those that Python
-        # opened here close by themselves.
-        os.execvp(command[0], command)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        os.write(2, f"hvrun: cannot run {command[0]}: {reason}\n".encode())
-        missing = isinstance(error, FileNotFoundError)
-        os._exit(NOT_FOUND if missing else CANNOT_EXECUTE)

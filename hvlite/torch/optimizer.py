@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
     from .reducer import Loss
 
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
 # Numbers the optimizers of this process; every rank makes them in the same order.
 _numbers = itertools.count()
 
 
 def DistributedOptimizer(  # Horovod's name; it makes an object
-    optimizer: torch.optim.Optimizer,
+    optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
@@ -38,7 +40,7 @@ def DistributedOptimizer(  # Horovod's name; it makes an object
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> torch.optim.Optimizer:
+) -> OptimizerT:
     """Make `optimizer` work on gradients that are reduced over all ranks.
 
     From then on `backward()` returns with reduced gradients, equal on all ranks, so

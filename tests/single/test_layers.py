@@ -33,7 +33,8 @@ RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row}
 PURE = {"agreement", "fusion", "member", "negotiation", "protocol", "stall"}
 PURE_MAY_IMPORT = {
     *("__future__", "bisect", "collections", "dataclasses", "enum", "functools"),
-    *("heapq", "itertools", "math", "ml_dtypes", "numpy", "operator", "typing"),
+    *("heapq", "itertools", "math", "ml_dtypes", "numpy", "operator", "pickle"),
+    "typing",
     *(f"hvlite.{name}" for name in LAYERS[0]),
     *(f"hvlite.engine.{name}" for name in PURE),
 }

@@ -95,19 +95,24 @@ class HostPlane:
     ) -> Generator[Pending | None, None, Any]:
         """Execute one order; returns the result of the handle, None for its own."""
         request = batch[0].request
-        if request.kind is Kind.ALLREDUCE:
-            if batch[0].segment is not None:
-                yield from self._allreduce_in_place(order, batch[0], channel)
-            else:
-                yield from self._allreduce(order, batch, channel)
-        elif request.kind is Kind.BROADCAST:
-            yield from self._broadcast(order, batch[0], channel)
-        elif request.kind is Kind.ALLOCATE:
+        if request.kind is Kind.BARRIER:
+            return None  # an order exists once all ranks have submitted
+        result = None
+        if request.kind is Kind.ALLOCATE:
             node = channel.subset(self._topology.local)
             segment = yield from segments.create(node, request.nbytes)
-            return SharedBuffer(order.number, segment, self._topology.local_rank)
-        # A barrier needs nothing more: an order exists once all ranks have submitted.
-        return None
+            result = SharedBuffer(order.number, segment, self._topology.local_rank)
+        elif request.kind is Kind.BROADCAST:
+            yield from self._broadcast(order, batch[0], channel)
+        elif batch[0].segment is not None:
+            yield from self._allreduce_in_place(order, batch[0], channel)
+        else:
+            yield from self._allreduce(order, batch, channel)
+        if order.algorithm is not Algorithm.SHM:
+            # In one node the algorithms end like this already: no rank is done before
+            # every rank has done its part, so a failure there reaches all.
+            yield from channel.barrier()
+        return result
 
     def _allreduce(
         self, order: Order, batch: Sequence[Submission], channel: Channel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -45,11 +46,17 @@ class Ranks:
     def allreduce(
         self, rank: int, array: Array, name: str = "w", op: Op = Op.SUM
     ) -> Handle:
+        return self.start(Kind.ALLREDUCE, rank, array, name, op)
+
+    def start(
+        self, kind: Kind, rank: int, array: Array, name: str = "w", op: Op = Op.SUM
+    ) -> Handle:
+        """Submit an all-reduce, or a broadcast from rank 0."""
         engine = self.engines[rank]
         memory = ops._out_of_place([array])
         spec = TensorSpec(dtype_name(array.dtype), array.shape)
         handle = Handle(engine.queue, memory.results[0])
-        request = Request(Kind.ALLREDUCE, name, (spec,), op)
+        request = Request(kind, name, (spec,), op)
         engine.queue.put(Submission(request, 0, handle, memory.parts))
         return handle
 
@@ -200,6 +207,69 @@ def test_a_failure_while_executing_reaches_every_rank(
     monkeypatch.setattr(shared_memory, "allreduce", real)
     handles = [ranks.allreduce(rank, np.ones(4)) for rank in range(3)]
     assert [handle.wait().sum() for handle in handles] == [12.0] * 3
+
+
+# Which nodes the three ranks are on, and the setting, for each algorithm.
+WAYS = {
+    "shm": ((0, 0, 0), "auto"),
+    "ring": ((0, 0, 0), "ring"),
+    "hierarchical": ((0, 0, 1), "auto"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.BROADCAST])
+def test_a_fault_at_any_step_reaches_every_rank(
+    world: Callable[..., Ranks], way: str, kind: Kind
+) -> None:
+    nodes, setting = WAYS[way]
+    ranks = world(3, nodes, allreduce=setting)
+    plane = ranks.engines[1]._executor._plane
+    real = plane.run
+    faults_before_the_end = 0
+    for step in itertools.count():
+        plane.run = faulty(real, step)  # type: ignore[method-assign]
+        handles = [ranks.start(kind, rank, np.full(5, rank + 1.0)) for rank in range(3)]
+        texts = {outcome(handle) for handle in handles}
+        failure = f"{kind.name.lower()} 'w' failed on rank 1: MemoryError: step {step}"
+        # Once all have passed the closing barrier, a fault has nobody else to reach.
+        assert failure in texts or texts == {"done"}
+        if texts == {"done"}:
+            break
+        faults_before_the_end += texts == {failure}
+        plane.run = real  # type: ignore[method-assign]
+        handles = [ranks.start(kind, rank, np.full(5, rank + 1.0)) for rank in range(3)]
+        wanted = 6.0 if kind is Kind.ALLREDUCE else 1.0
+        assert [handle.wait()[4] for handle in handles] == [wanted] * 3
+    # The last barrier has two rounds among three ranks, each with two waits.
+    assert step - faults_before_the_end <= 4 < step
+
+
+def faulty(run: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """Make the steps of `run` raise in place of step `at`."""
+
+    def steps(*arguments: Any) -> Any:
+        inner = run(*arguments)
+        for step in itertools.count():
+            if step == at:
+                inner.close()
+                raise MemoryError(f"step {step}")
+            try:
+                pending = next(inner)
+            except StopIteration as end:
+                return end.value
+            yield pending
+
+    return steps
+
+
+def outcome(handle: Handle) -> str:
+    """How an operation ended on one rank."""
+    try:
+        handle.wait()
+    except errors.AbortedError as error:
+        return str(error)
+    return "done"
 
 
 @pytest.mark.parametrize("broken", [0, 1])

@@ -10,6 +10,4 @@ downward only:
     rank  child            the supervisor, a process of its own in each rank
     mpirun  environment    which mpirun, its arguments, the ranks' variables
     libmpi  lines  screen  records  wire  processes  leftovers  hosts  spec  errors
-
-sitecustomize.py runs in every Python of a rank and stands alone.
 """

@@ -5,24 +5,20 @@ import signal
 from collections.abc import Iterable
 from typing import NoReturn
 
-from . import environment, processes
+from . import processes
 
 CANNOT_EXECUTE = 126
 NOT_FOUND = 127
 
 
-def become(
-    command: list[str], supervisor: int, gate: int, handled: Iterable[int]
-) -> NoReturn:
+def become(command: list[str], supervisor: int, handled: Iterable[int]) -> NoReturn:
     """Turn this forked process into the user's command.
 
     Args:
         command: the program and its arguments.
         supervisor: process id of the parent, with which the command is to die.
-        gate: descriptor of the exit gate.
         handled: signals whose default action is to be restored.
     """
-    _hang_gate(gate)
     # A group of its own: mpirun signals the supervisor's group, and Ctrl-C to the
     # child must reach what the child started but not the supervisor.
     os.setpgid(0, 0)
@@ -41,18 +37,3 @@ def become(
         os.write(2, f"hvrun: cannot run {command[0]}: {reason}\n".encode())
         missing = isinstance(error, FileNotFoundError)
         os._exit(NOT_FOUND if missing else CANNOT_EXECUTE)
-
-
-def _hang_gate(gate: int) -> None:
-    """Tell the child's Python about the exit gate; see sitecustomize.py.
-
-    The path is put in front, where our sitecustomize hands over to any other, and
-    takes itself off sys.path.
-    """
-    os.set_inheritable(gate, True)
-    os.environ[environment.EXIT_GATE] = f"{gate}:{os.fstat(gate).st_ino}"
-    # mpi4py would finalize whatever the gate says. A user's own choice prevails.
-    os.environ.setdefault("MPI4PY_RC_FINALIZE", "0")
-    paths = [os.path.dirname(os.path.abspath(__file__))]
-    paths += filter(None, [os.environ.get("PYTHONPATH")])
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)

@@ -6,11 +6,6 @@
     any     --mpirun ends first--> SIGKILL
 
 A second Ctrl-C goes to SIGKILL at once.
-
-Beside it runs the *exit gate*. MPI_Finalize waits for all ranks, so a rank that fails
-would hang there with its exit code unknown. Python ranks therefore ask before they
-finalize (sitecustomize.py), and may if all of them are about to; else they exit
-without it, and their exit codes tell what they are.
 """
 
 import math
@@ -27,16 +22,14 @@ USER_TERM_S = 3.0  # the same when a user ends the job: time to save something
 KILL_S = 3.0  # from SIGKILL until ranks that do not answer are given up
 START_S = 60.0  # for the last rank to report after the first has
 MPIRUN_S = 2.5  # for mpirun to end once all ranks are done
-GATE_S = 0.5  # for all ranks to come to the exit gate once the first has
 
 
 @dataclass(frozen=True)
 class Order:
-    """A frame to send to one rank; to all that still run; or, if BYE, to all."""
+    """A frame to send to the ranks: to those still running, or to all if BYE."""
 
     kind: int
     payload: bytes = b""
-    rank: int | None = None
 
 
 class Course:
@@ -62,8 +55,6 @@ class Course:
         self._stopping = False
         self._dismissed = False
         self._abandoned = False
-        self._at_gate: dict[int, float] = {}
-        self._apart = False  # some rank has ended, or will, without the others
 
     # ---- events ----
 
@@ -80,23 +71,14 @@ class Course:
     def exited(
         self, rank: int, code: int, now: float, onset: float | None = None
     ) -> None:
-        """A rank's program has ended; ``onset`` is that of its traceback."""
+        """A rank's program has ended; ``onset`` as in RankRecord."""
         record = self.records[rank]
-        record.code, record.ended = code, now
-        known = [at for at in (onset, record.onset) if at is not None]
-        record.onset = min(known, default=None)
-        self._at_gate.pop(rank, None)
-        self._apart = True
+        record.code, record.ended, record.onset = code, now, onset
         if record.failed and not self._plan:
             self._plan = [
                 (now + GRACE_S, _signal(signal.SIGTERM)),
                 (now + GRACE_S + TERM_S, Order(wire.KILL)),
             ]
-
-    def leaving(self, rank: int, now: float) -> None:
-        """A rank's interpreter exits and asks whether it may finalize MPI."""
-        self.records[rank].onset = now
-        self._at_gate[rank] = now
 
     def done(self, rank: int) -> None:
         """Nothing of a rank is left but its supervisor."""
@@ -140,11 +122,9 @@ class Course:
 
     def deadline(self) -> float | None:
         """When advance() has to be called next."""
-        times = [at for at, _ in self._plan[:1]]
-        times += [at + GATE_S for at in self._at_gate.values()]
-        if self._start_by < math.inf and not self._plan:
-            times.append(self._start_by)
-        return min(times, default=None)
+        if self._plan:
+            return self._plan[0][0]
+        return self._start_by if self._start_by < math.inf else None
 
     def advance(self, now: float) -> Iterator[Order]:
         """The orders that are due at ``now``."""
@@ -162,19 +142,8 @@ class Course:
             if order.kind == wire.KILL:
                 self._plan = [(now + KILL_S, None)]
             yield order
-        yield from self._open_gate(now)
         if self._all_done() and len(self.records) == self._size:
             yield from self._dismiss(now)
-
-    def _open_gate(self, now: float) -> Iterator[Order]:
-        together = len(self._at_gate) == self._size and not self._apart
-        waited = any(at + GATE_S <= now for at in self._at_gate.values())
-        if together or waited or self._apart:
-            self._apart |= not together and bool(self._at_gate)
-            answer = wire.YES if together else wire.NO
-            for rank in self._at_gate:
-                yield Order(wire.LEAVE, answer, rank)
-            self._at_gate.clear()
 
     def _dismiss(self, now: float) -> Iterator[Order]:
         if not self._dismissed:

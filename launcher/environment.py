@@ -11,9 +11,6 @@ from .mpirun import Dialect
 SIZE = "HVLITE_LAUNCHED_SIZE"
 ADDRESS = "HVLITE_LAUNCH_ADDRESS"
 TOKEN = "HVLITE_LAUNCH_TOKEN"
-# The supervisor's for its child: descriptor and inode of the socket on which an
-# exiting Python asks whether to finalize MPI; see sitecustomize.py.
-EXIT_GATE = "HVLITE_EXIT_GATE"
 
 # Variables that describe one machine or one login and are wrong on another.
 _BOUND_TO_HOST = re.compile(

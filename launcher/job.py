@@ -106,8 +106,7 @@ class Job:
     def _on_time(self, now: float) -> None:
         for order in self._course.advance(now):
             for record in self._course.records.values():
-                concerned = order.rank in (None, record.rank)
-                if concerned and (record.code is None or order.kind == wire.BYE):
+                if record.code is None or order.kind == wire.BYE:
                     self.channel.send(record.rank, order.kind, order.payload)
         if self._screen.broken and self._course.ended_by is None:
             self._course.interrupted(signal.SIGPIPE, now)
@@ -131,8 +130,6 @@ class Job:
             output.stdout(frame.payload, now)
         elif frame.kind == wire.STDERR:
             output.stderr(frame.payload, now)
-        elif frame.kind == wire.LEAVING:
-            course.leaving(rank, now)
         elif frame.kind == wire.EXIT:
             course.exited(rank, int(frame.payload), now, output.onset)
         elif frame.kind == wire.DONE:

@@ -108,10 +108,7 @@ class Supervisor:
         self._signals = self._catch_signals()
         processes.die_with_parent(PARENT_DIED, self._parent)
         self._pipes: dict[int, int] = {}
-        self._gate, childs_gate = socket.socketpair()
-        self._gate.setblocking(False)
-        self._gate_open = True
-        self.child = self._start(command, childs_gate)
+        self.child = self._start(command)
 
     def _catch_signals(self) -> int:
         """Turn signals into bytes on a pipe; returns its reading end."""
@@ -123,7 +120,7 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
         return reading
 
-    def _start(self, command: list[str], gate: socket.socket) -> int:
+    def _start(self, command: list[str]) -> int:
         out_reading, out_writing = os.pipe()
         err_reading, err_writing = os.pipe()
         supervisor = os.getpid()
@@ -132,10 +129,9 @@ class Supervisor:
             os.dup2(out_writing, 1)
             os.dup2(err_writing, 2)
             handled = (*FORWARDED, signal.SIGCHLD, PARENT_DIED)
-            become(command, supervisor, gate.fileno(), handled)
+            become(command, supervisor, handled)
         os.close(out_writing)
         os.close(err_writing)
-        gate.close()
         self._pipes = {out_reading: wire.STDOUT, err_reading: wire.STDERR}
         return child
 
@@ -164,8 +160,6 @@ class Supervisor:
         poll.register(self._signals, select.POLLIN)
         sending = select.POLLOUT if self._outgoing else 0
         poll.register(self._connection.fileno(), select.POLLIN | sending)
-        if self._gate_open:
-            poll.register(self._gate.fileno(), select.POLLIN)
         if len(self._outgoing) < BACKLOG_BYTES:
             for pipe in self._pipes:
                 poll.register(pipe, select.POLLIN)
@@ -175,8 +169,6 @@ class Supervisor:
                 self._on_signals()
             elif fd in self._pipes:
                 self._read(fd)
-            elif fd == self._gate.fileno():
-                self._on_gate()
             else:
                 self._on_connection(event)
 
@@ -187,15 +179,6 @@ class Supervisor:
                     self._connected = False
             elif number != signal.SIGCHLD:
                 self._signal_child(number)
-
-    def _on_gate(self) -> None:
-        """The child is exiting and asks whether it may finalize MPI."""
-        try:
-            self._gate_open = bool(self._gate.recv(16))
-        except OSError:
-            self._gate_open = False
-        if self._gate_open and self._code is None:
-            self.send(wire.LEAVING)
 
     def _signal_child(self, number: int) -> None:
         """Pass a signal on, as long as the child's pid is certainly its own."""
@@ -226,9 +209,6 @@ class Supervisor:
             self._signal_child(int(payload))
         elif kind == wire.KILL:
             self._kill()
-        elif kind == wire.LEAVE:
-            with contextlib.suppress(OSError):
-                self._gate.send(payload)
         elif kind == wire.BYE:
             self._dismissed = True
 

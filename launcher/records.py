@@ -17,8 +17,7 @@ class RankRecord:
         pid: process id of the user's command there.
         code: exit code, or minus the signal; None while it runs.
         ended: when the report of its end arrived (seconds, hvrun's clock).
-        onset: when its failure showed first: the traceback that was its last
-            word, or its interpreter's beginning to exit.
+        onset: when the traceback began that was its last word, if one was.
         stopped: whether hvrun had told it to end before it did.
         lost: whether its supervisor vanished without a report.
         done: whether nothing of it is left.

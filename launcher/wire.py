@@ -16,14 +16,10 @@ STDOUT = 2  # bytes of the child's standard output
 STDERR = 3  # bytes of its standard error
 EXIT = 4  # "code" as os.waitstatus_to_exitcode gives it: -9 is SIGKILL
 DONE = 5  # the child, its descendants and all output are gone
-LEAVING = 6  # the child exits, and asks whether it may finalize MPI
 # hvrun to supervisor.
-SIGNAL = 7  # "number": pass it to the child
-KILL = 8  # end the child and all descendants now
-LEAVE = 9  # YES or NO, the answer to LEAVING
-BYE = 10  # every rank is done; exit
-
-YES, NO = b"y", b"n"
+SIGNAL = 6  # "number": pass it to the child
+KILL = 7  # end the child and all descendants now
+BYE = 8  # every rank is done; exit
 
 _HEADER = struct.Struct(">BI")
 MAX_PAYLOAD = 1 << 20

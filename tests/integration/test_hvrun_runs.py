@@ -80,31 +80,6 @@ print("late")
     assert (outcome.code, outcome.stdout) == (0, "[0] early\n[1] late\n"), str(outcome)
 
 
-def test_ranks_that_end_together_finalize_mpi(jobs: Jobs) -> None:
-    # An attribute of COMM_SELF is deleted at the start of MPI_Finalize.
-    program = """
-import os
-from mpi4py import MPI
-key = MPI.Comm.Create_keyval(delete_fn=lambda *_: os.write(1, b"finalized\\n"))
-MPI.COMM_SELF.Set_attr(key, 1)
-"""
-    outcome = jobs.run(2, ["python", "-c", program])
-    assert outcome.code == 0, str(outcome)
-    assert sorted(outcome.stdout.splitlines()) == ["[0] finalized", "[1] finalized"]
-
-
-def test_a_sitecustomize_of_the_users_still_runs(jobs: Jobs, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
-    program = "import sys, sitecustomize; print(sitecustomize.__file__, sys.path)"
-    env = {"PYTHONPATH": str(tmp_path)}
-    outcome = jobs.run(1, ["python", "-c", program], env=env)
-    # hvrun's own Python runs it too, without a mark.
-    mine, after = re.findall(r"^\[0\].*", outcome.stdout, re.MULTILINE)
-    assert mine == "[0] mine", str(outcome)
-    assert after.startswith(f"[0] {tmp_path}/sitecustomize.py"), str(outcome)
-    assert "launcher'" not in after
-
-
 def test_tracebacks_that_a_program_survives_are_shown_in_order(jobs: Jobs) -> None:
     program = """
 import sys, traceback

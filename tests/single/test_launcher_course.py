@@ -126,47 +126,6 @@ def test_a_vanished_supervisor_is_a_failure() -> None:
     assert "is lost" in verdict.describe(first)
 
 
-# ---- the exit gate ----
-
-
-def leave(answer: bytes, rank: int) -> Order:
-    return Order(wire.LEAVE, answer, rank)
-
-
-def test_all_that_leave_together_may_finalize() -> None:
-    course = running(2)
-    course.leaving(0, 1.0)
-    assert orders(course, 1.1) == []
-    course.leaving(1, 1.2)
-    assert orders(course, 1.2) == [leave(wire.YES, 0), leave(wire.YES, 1)]
-
-
-def test_who_leaves_alone_may_not_finalize_nor_may_the_others_later() -> None:
-    course = running(2)
-    course.leaving(0, 1.0)
-    assert course.deadline() == 1.0 + course_module.GATE_S
-    assert orders(course, 1.0 + course_module.GATE_S) == [leave(wire.NO, 0)]
-    end(course, 0, 0, 2.0)
-    course.leaving(1, 50.0)
-    assert orders(course, 50.0) == [leave(wire.NO, 1)]
-
-
-def test_a_rank_that_has_ended_otherwise_closes_the_gate() -> None:
-    course = running(2)
-    course.leaving(0, 1.0)
-    end(course, 1, 0, 1.1)
-    assert orders(course, 1.1) == [leave(wire.NO, 0)]
-
-
-def test_a_failure_began_when_the_interpreter_began_to_exit() -> None:
-    course = running(2)
-    course.leaving(0, 1.0)
-    end(course, 1, 1, 1.1)
-    orders(course, 1.1)
-    end(course, 0, 3, 1.2)
-    assert verdict.exit_code(course.records.values()) == 3
-
-
 def test_ranks_that_never_start_end_the_job() -> None:
     course = Course(2)
     course.started(RankRecord(0, "h", 1), 1.0)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hvlite.launcher import environment, leftovers, sitecustomize, wire
+from hvlite.launcher import leftovers, wire
 from hvlite.launcher.lines import LONGEST_LINE, Line, LineSplitter, TracebackHold
 from hvlite.launcher.screen import BAR_INTERVAL_S, Screen
 from hypothesis import given
@@ -104,12 +104,6 @@ def test_frames_survive_any_cutting(
     reader = wire.FrameReader()
     pieces = [stream[i : i + width] for i in range(0, len(stream), width)]
     assert [frame for piece in pieces for frame in reader.feed(piece)] == frames
-
-
-def test_the_exit_hook_knows_the_names_of_the_protocol() -> None:
-    # It runs in every Python of a rank and cannot import the package.
-    assert sitecustomize.EXIT_GATE == environment.EXIT_GATE
-    assert sitecustomize.YES == wire.YES
 
 
 def test_a_stranger_cannot_make_us_allocate() -> None:

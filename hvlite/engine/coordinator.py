@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import errors
 from ..messages import describe
@@ -39,14 +39,22 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("hvlite")
 
-# The waiting place. After the last progress the thread first yields the processor,
-# since the next message is often under way; then it sleeps a fixed part of the time
-# that it has waited already, so that waiting costs a bounded part of a core and delays
-# what arrives by a bounded part of the time it took.
-YIELD_S = 50e-6
+
+class _Patience(NamedTuple):
+    """How the thread waits in one state of affairs."""
+
+    yield_s: float  # it gives up the processor only, since the next message is near
+    longest_sleep_s: float
+
+
+# The waiting place. After yielding, the thread sleeps a fixed part of the time that it
+# has waited since the last progress, so that waiting costs a bounded part of a core and
+# delays what arrives by a bounded part of the time it took.
+CALLER_WAITS = _Patience(200e-6, 200e-6)
+WORK_IN_FLIGHT = _Patience(50e-6, 1e-3)
+IDLE = _Patience(0.0, 4e-3)
 SLEEP_PART = 1 / 8
 SHORTEST_SLEEP_S = 20e-6
-LONGEST_SLEEP_S = {"caller waits": 200e-6, "work in flight": 1e-3, "idle": 4e-3}
 
 REPORT_WAITING_AFTER_S = 0.5  # before a waiting caller is reported: most wait far less
 CHECK_STALLS_EVERY_S = 0.5
@@ -270,17 +278,17 @@ class Engine:
     def _pause(self, now: float) -> None:
         """Wait for a submission or a message: the one place that does."""
         waited = now - self._last_progress
-        if waited < YIELD_S:
-            time.sleep(0)  # unlike sched_yield it also lets other Python threads run
-            return
         if self.queue.waiting:
-            state = "caller waits"
+            patience = CALLER_WAITS
             if waited > REPORT_WAITING_AFTER_S:
                 self._report_waiting(now)
         else:
-            state = "work in flight" if self.queue.in_flight else "idle"
-        longest = LONGEST_SLEEP_S[state]
-        self.queue.sleep(min(max(waited * SLEEP_PART, SHORTEST_SLEEP_S), longest))
+            patience = WORK_IN_FLIGHT if self.queue.in_flight else IDLE
+        if waited < patience.yield_s:
+            time.sleep(0)  # unlike sched_yield it also lets other Python threads run
+            return
+        pause = max(waited * SLEEP_PART, SHORTEST_SLEEP_S)
+        self.queue.sleep(min(pause, patience.longest_sleep_s))
 
     def _report_waiting(self, now: float) -> None:
         """Report a caller that has waited long, if nobody else here could submit."""

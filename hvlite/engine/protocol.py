@@ -102,7 +102,7 @@ def encode_decision(decision: Decision) -> bytes:
         (order.number, order.process_set, order.algorithm.value, order.members)
         for order in decision.orders
     ]
-    return pickle.dumps(tuple(decision._replace(orders=[])) + (orders,), protocol=5)
+    return pickle.dumps((*tuple(decision._replace(orders=[])), orders), protocol=5)
 
 
 def decode_decision(payload: bytes) -> Decision:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Kind(enum.IntEnum):
     """What a request asks for."""
 
+    __hash__ = int.__hash__  # in C; Enum's own, in Python, would be in every look-up
+
     ALLREDUCE = 0
     BROADCAST = 1
     BARRIER = 2
@@ -31,6 +33,8 @@ class Kind(enum.IntEnum):
 
 class Op(enum.IntEnum):
     """How an all-reduce combines the ranks' values; the numbers are Horovod's."""
+
+    __hash__ = int.__hash__  # as above
 
     AVERAGE = 0
     SUM = 1
@@ -163,7 +167,13 @@ class Request(_RequestFields):
 
     def key(self, sequence: int) -> Key:
         """Return what this request is matched by."""
+        if not sequence:
+            return self._key
         return Key(self.process_set, self.kind, self.name, sequence)
+
+    @cached_property
+    def _key(self) -> Key:
+        return Key(self.process_set, self.kind, self.name, 0)
 
     @cached_property
     def nbytes(self) -> int:

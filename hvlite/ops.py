@@ -8,8 +8,9 @@ not program order, tell which belong together.
 
 from __future__ import annotations
 
+import functools
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -85,15 +86,16 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
     """Start `allreduce`; the array must not change until `synchronize(handle)`."""
-    arrays = [np.asarray(tensor)]
+    array = np.asarray(tensor)
     op = resolve_op(op, average)
     request = _allreduce_request(
-        arrays, name, op, prescale_factor, postscale_factor, process_set, "cpu"
+        [array], name, op, prescale_factor, postscale_factor, process_set, "cpu"
     )
     engine = runtime.engine()
-    memory = _out_of_place_single(arrays[0])
-    handle = Handle(engine.queue, memory.results[0])
-    _submit(engine, request, name, handle, memory)
+    handle: Handle[Array] = Handle(engine.queue)
+    output = np.empty(array.shape, array.dtype)
+    handle.promise(output)
+    _submit(engine, request, name, handle, [Part([array.ravel()], [output.ravel()])])
     return handle
 
 
@@ -264,10 +266,17 @@ def start_allreduce(
     request = _allreduce_request(
         arrays, name, op, prescale_factor, postscale_factor, process_set, device
     )
-    memory = _in_place(arrays) if in_place else _out_of_place(arrays)
     engine = runtime.engine()
-    handle = Handle(engine.queue, memory.results)
-    _submit(engine, request, name, handle, memory)
+    handle: Handle[list[Array]] = Handle(engine.queue)
+    if in_place:
+        parts, write_back = _in_place(arrays)
+        handle.promise(list(arrays))
+        _submit(engine, request, name, handle, parts, write_back)
+    else:
+        parts = _out_of_place(arrays)
+        _submit(engine, request, name, handle, parts)
+        # Only now: this takes as long as the negotiation, which is under way.
+        handle.promise(_views(parts, arrays))
     return handle
 
 
@@ -345,10 +354,16 @@ def start_broadcast(
         process_set=number,
         device=device,
     )
-    memory = _in_place([array]) if in_place else _out_of_place([array])
     engine = runtime.engine()
-    handle = Handle(engine.queue, memory.results[0])
-    _submit(engine, request, name, handle, memory)
+    handle: Handle[Array] = Handle(engine.queue)
+    if in_place:
+        parts, write_back = _in_place([array])
+        handle.promise(array)
+        _submit(engine, request, name, handle, parts, write_back)
+    else:
+        parts = _out_of_place([array])
+        handle.promise(_views(parts, [array])[0])
+        _submit(engine, request, name, handle, parts)
     return handle
 
 
@@ -391,10 +406,8 @@ def _allreduce_request(
     process_set: ProcessSet,
     device: str,
 ) -> Request:
-    specs = tuple([TensorSpec(dtype_name(a.dtype), a.shape) for a in arrays])
-    for dtype in {spec.dtype for spec in specs}:
-        check_operation(name or "", dtype, op)
-    return Request(
+    specs = tuple([_spec(array.dtype, array.shape) for array in arrays])
+    request = Request(
         Kind.ALLREDUCE,
         name or "",
         specs,
@@ -404,64 +417,67 @@ def _allreduce_request(
         process_set=_registered(process_set),
         device=device,
     )
+    for dtype in request.dtypes:
+        check_operation(request.name, dtype, op)
+    return request
 
 
-class _Memory(NamedTuple):
-    """Where a submission's values come from and go to, and what the caller gets."""
-
-    parts: Sequence[Part] = ()
-    results: list[Array] = []  # noqa: RUF012  # never written to
-    write_back: Sequence[tuple[Array, Array]] = ()
+@functools.lru_cache(maxsize=4096)
+def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> TensorSpec:
+    return TensorSpec(dtype_name(dtype), shape)
 
 
-def _by_dtype(arrays: Sequence[Array]) -> dict[np.dtype[Any], list[int]]:
-    """Return the positions of each dtype, dtypes in order of appearance."""
-    positions: dict[np.dtype[Any], list[int]] = {}
-    for index, array in enumerate(arrays):
-        positions.setdefault(array.dtype, []).append(index)
-    return positions
-
-
-def _out_of_place_single(array: Array) -> _Memory:
-    """Do `_out_of_place` for one array, which is what most calls have."""
-    result = np.empty(array.shape, array.dtype)
-    part = Part((array.reshape(-1),), (result.reshape(-1),))
-    return _Memory((part,), [result])
-
-
-def _out_of_place(arrays: Sequence[Array]) -> _Memory:
-    """Give the results of each dtype one new array, of which they are views."""
-    parts = []
-    results: list[Array] = list(arrays)
-    for dtype, positions in _by_dtype(arrays).items():
-        inputs = [arrays[index].reshape(-1) for index in positions]
-        output = np.empty(sum([array.size for array in inputs]), dtype)
-        parts.append(Part(inputs, (output,)))
-        start = 0
-        for index, array in zip(positions, inputs, strict=True):
-            end = start + array.size
-            results[index] = output[start:end].reshape(arrays[index].shape)
-            start = end
-    return _Memory(parts, results)
-
-
-def _in_place(arrays: Sequence[Array]) -> _Memory:
-    """Let the engine write into `arrays`, by way of copies where they have gaps."""
+def _by_dtype(arrays: Sequence[Array]) -> dict[np.dtype[Any], list[Array]]:
+    """Group the arrays, dtypes in order of appearance."""
+    groups: dict[np.dtype[Any], list[Array]] = {}
     for array in arrays:
-        if not array.flags.writeable:
-            raise UsageError(
-                f"an array of shape {array.shape} is read-only: pass a copy"
-            )
+        groups.setdefault(array.dtype, []).append(array)
+    return groups
+
+
+def _out_of_place(arrays: Sequence[Array]) -> list[Part]:
+    """Give each dtype one new array for the results."""
+    return [
+        Part(
+            [array.ravel() for array in group],
+            [np.empty(sum([array.size for array in group]), dtype)],
+        )
+        for dtype, group in _by_dtype(arrays).items()
+    ]
+
+
+def _views(parts: Sequence[Part], arrays: Sequence[Array]) -> list[Array]:
+    """Cut the outputs of `_out_of_place(arrays)` into the shapes of `arrays`."""
+    outputs = {part.outputs[0].dtype: part.outputs[0] for part in parts}
+    starts = dict.fromkeys(outputs, 0)
+    views = []
+    for array in arrays:
+        dtype = array.dtype
+        start = starts[dtype]
+        starts[dtype] = end = start + array.size
+        view = outputs[dtype][start:end]
+        views.append(view if array.ndim == 1 else view.reshape(array.shape))
+    return views
+
+
+def _in_place(
+    arrays: Sequence[Array],
+) -> tuple[list[Part], list[tuple[Array, Array]]]:
+    """Let the engine write into `arrays`, by way of copies where they have gaps."""
     parts, write_back = [], []
-    for positions in _by_dtype(arrays).values():
+    for group in _by_dtype(arrays).values():
         flats = []
-        for array in (arrays[index] for index in positions):
-            flat = array.reshape(-1)
+        for array in group:
+            if not array.flags.writeable:
+                raise UsageError(
+                    f"an array of shape {array.shape} is read-only: pass a copy"
+                )
+            flat = array.ravel()  # a copy if the elements do not lie in C order
             if not array.flags.c_contiguous:
                 write_back.append((array, flat.reshape(array.shape)))
             flats.append(flat)
         parts.append(Part(flats, flats))
-    return _Memory(parts, list(arrays), write_back)
+    return parts, write_back
 
 
 def _submit(
@@ -469,11 +485,10 @@ def _submit(
     request: Request,
     name: str | None,
     handle: Handle[Any],
-    memory: _Memory = _Memory(),  # noqa: B008  # immutable
+    parts: Sequence[Part] = (),
+    write_back: Sequence[tuple[Array, Array]] = (),
 ) -> None:
     sequence = 0
     if name is None:
         sequence = engine.queue.sequence(request.process_set, request.kind)
-    engine.queue.put(
-        Submission(request, sequence, handle, memory.parts, memory.write_back)
-    )
+    engine.queue.put(Submission(request, sequence, handle, parts, write_back))

@@ -162,8 +162,10 @@ class Engine:
     def _take_submissions(self) -> bool:
         submissions = self.queue.drain()
         for submission in submissions:
-            hit = self._member.submit(submission.request, submission.key.sequence)
-            self.stats.submitted(submission, cache_hit=hit)
+            known = self._member.submit(submission.request, submission.key.sequence)
+            if known is not None:
+                submission.request = known  # what follows from it is computed already
+            self.stats.submitted(submission, cache_hit=known is not None)
         return bool(submissions)
 
     def _take_messages(self, now: float) -> bool:

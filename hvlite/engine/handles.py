@@ -27,10 +27,10 @@ class Handle(Generic[T]):
     __slots__ = ("__weakref__", "_done", "_error", "_held", "_queue", "_result",
                  "waiting_since")  # fmt: skip
 
-    def __init__(self, queue: RequestQueue, result: T | None = None) -> None:
-        """Make a handle whose `result`, if known before, is valid once it is done."""
+    def __init__(self, queue: RequestQueue) -> None:
+        """Make the handle of a request that goes into `queue`."""
         self._queue = queue
-        self._result = result
+        self._result: T | None = None
         self._error: HvliteError | None = None
         self._done = False  # set last: whoever sees True may read the other fields
         self._held = (
@@ -61,8 +61,12 @@ class Handle(Generic[T]):
             raise self._error
         return self._result  # type: ignore[return-value]  # set before, or by complete()
 
+    def promise(self, result: T) -> None:
+        """Say, before the handle is given away, what its result will be."""
+        self._result = result
+
     def complete(self, result: T | None = None) -> None:
-        """Mark as done; `result` replaces the one given at creation."""
+        """Mark as done; with a `result`, unless it was promised."""
         if result is not None:
             self._result = result
         self._done = True

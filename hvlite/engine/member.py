@@ -35,15 +35,19 @@ class Member:
         self._aborted: list[tuple[int, str]] = []
         self._leaving: str | None = None
 
-    def submit(self, request: Request, sequence: int) -> bool:
-        """Note that a request is ready here; say whether it had an id (a cache hit)."""
+    def submit(self, request: Request, sequence: int) -> Request | None:
+        """Note that a request is ready here.
+
+        Returns:
+            The equal one that has an id (a cache hit), or None.
+        """
         self._must_report = True
-        known = self._ids.get(request)
-        if known is None:
+        number = self._ids.get(request)
+        if number is None:
             self._new.append((request, sequence))
-            return False
-        self._known.append((known, sequence))
-        return True
+            return None
+        self._known.append((number, sequence))
+        return self._requests[number]
 
     def wait(self, key: Key) -> None:
         """Note that this rank can do nothing until `key` is finished."""

@@ -121,6 +121,9 @@ def test_memory_order_does_not_matter(rank: int, size: int) -> None:
     gaps = np.repeat(logical, 2, axis=2)[:, :, ::2]
     np.testing.assert_array_equal(hvd.allreduce(gaps), logical)
     np.testing.assert_array_equal(hvd.broadcast(array, 0), logical)
+    every_other = np.arange(10.0)[::2]
+    np.testing.assert_array_equal(hvd.broadcast(every_other, 0), every_other)
+    np.testing.assert_array_equal(hvd.allreduce(every_other), every_other)
 
 
 def test_scale_factors(rank: int, size: int) -> None:

@@ -53,12 +53,11 @@ class Ranks:
     ) -> Handle:
         """Submit an all-reduce, or a broadcast from rank 0."""
         engine = self.engines[rank]
-        memory = ops._out_of_place([array])
         spec = TensorSpec(dtype_name(array.dtype), array.shape)
-        handle = Handle(engine.queue, memory.results[0])
         request = Request(kind, name, (spec,), op)
-        engine.queue.put(Submission(request, 0, handle, memory.parts))
-        return handle
+        submission = submission_of(engine, request, array)
+        engine.queue.put(submission)
+        return submission.handle
 
     def leave(self, *ranks: int, cause: str = "") -> list[bool]:
         chosen = [self.engines[rank] for rank in ranks or range(self.size)]
@@ -352,7 +351,11 @@ def test_fusion_puts_ready_requests_together(world: Callable[..., Ranks]) -> Non
     # What rank 1 submits in one go is reported in one message: block its engine's
     # intake by submitting from within the queue's lock.
     engine = ranks.engines[1]
-    held = [_submission(engine, name) for name in "abc"]
+    spec = TensorSpec("float64", (5,))
+    held = [
+        submission_of(engine, Request(Kind.ALLREDUCE, name, (spec,)), np.full(5, 2.0))
+        for name in "abc"
+    ]
     for submission in held:
         engine.queue.in_flight[submission.key] = submission
     engine.queue._arrivals.extend(held)
@@ -362,8 +365,8 @@ def test_fusion_puts_ready_requests_together(world: Callable[..., Ranks]) -> Non
     assert engine.stats.snapshot()["requests"] == 3
 
 
-def _submission(engine: Engine, name: str) -> Submission:
-    memory = ops._out_of_place([np.full(5, 2.0)])
-    request = Request(Kind.ALLREDUCE, name, (TensorSpec("float64", (5,)),), Op.SUM)
-    handle = Handle(engine.queue, memory.results[0])
-    return Submission(request, 0, handle, memory.parts)
+def submission_of(engine: Engine, request: Request, array: Array) -> Submission:
+    parts = ops._out_of_place([array])
+    handle: Handle = Handle(engine.queue)
+    handle.promise(parts[0].outputs[0])
+    return Submission(request, 0, handle, parts)

@@ -31,7 +31,7 @@ class World:
 
     def submit(self, rank: int, request: Request, sequence: int = 0) -> None:
         self.in_flight[rank][request.key(sequence)] = request
-        self.hits += self.members[rank].submit(request, sequence)
+        self.hits += self.members[rank].submit(request, sequence) is not None
 
     def report(self, rank: int) -> None:
         """Let what `rank` has to say reach the coordinator."""

@@ -9,5 +9,6 @@ downward only:
     course  verdict        how a job goes and ends, who failed first (pure)
     rank  child            the supervisor, a process of its own in each rank
     mpirun  environment    which mpirun, its arguments, the ranks' variables
-    libmpi  lines  screen  records  wire  processes  leftovers  hosts  spec  errors
+    libmpi  lines  screen  records  wire  stdin  processes  leftovers  hosts
+    spec  errors
 """

@@ -4,12 +4,13 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from . import environment, hosts
+from . import environment, hosts, stdin, wire
 from .errors import LaunchError
 from .spec import LaunchSpec
 
@@ -29,6 +30,8 @@ examples:
       four ranks on each of two machines, reached by ssh
   hvrun --check
       say what is installed here and whether it fits together
+
+Standard input, if it is a file or a pipe, goes to rank 0.
 
 environment:
   OMP_NUM_THREADS   threads in each rank; unless set, cores / ranks
@@ -55,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"hvrun: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:  # before the job had begun to watch for it
+        print("hvrun: ended by SIGINT; nothing was started", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def parse(arguments: Sequence[str]) -> LaunchSpec:
@@ -137,43 +143,52 @@ def _print_version() -> int:
 
 
 def _launch(spec: LaunchSpec) -> int:
-    from . import libmpi, mpirun
     from .job import Job
 
-    environ = os.environ
     own_name = socket.gethostname()
     per_host = hosts.ranks_per_host(spec.size, spec.hosts) if spec.hosts else {}
     away = [name for name in per_host if not hosts.is_local(name, own_name)]
+    arguments, job_environ = _plan(spec, per_host, remote=bool(away))
+    if spec.dry_run:
+        changed = {k: v for k, v in job_environ.items() if os.environ.get(k) != v}
+        print(shlex.join([f"{k}={v}" for k, v in sorted(changed.items())] + arguments))
+        return 0
+    job = Job(spec.size, away[0] if away else None, verbose=spec.verbose)
+    rank_0_is_here = next(iter(per_host), None) not in away
+    job_environ[wire.ADDRESS] = job.channel.address
+    job_environ[wire.TOKEN] = job.channel.token
+    job_environ[wire.STDIN] = stdin.offer() if rank_0_is_here else stdin.NOTHING
+    if spec.verbose:
+        print("hvrun:", shlex.join(arguments), file=sys.stderr)
+    return job.run(arguments, job_environ)
+
+
+def _plan(
+    spec: LaunchSpec, per_host: Mapping[str, int], *, remote: bool
+) -> tuple[list[str], dict[str, str]]:
+    """The arguments, mpirun first, and the environment of the whole job."""
+    from . import libmpi, mpirun
+
+    environ = os.environ
     found = mpirun.find_mpirun(libmpi.find_library(environ), sys.prefix, environ)
     job_environ = environment.job_environment(
         environ,
         found.dialect,
         spec.size,
         max(per_host.values(), default=spec.size),
-        one_host=not away,
-    )
-    forwarded = environment.forwarded_names(
-        [*job_environ, environment.ADDRESS, environment.TOKEN]
+        one_host=not remote,
     )
     placement = mpirun.Placement(
         size=spec.size,
         hosts=per_host,
-        remote=bool(away),
+        remote=remote,
         as_root=os.geteuid() == 0,
-        forwarded=forwarded,
+        forwarded=environment.forwarded_names(
+            [*job_environ, wire.ADDRESS, wire.TOKEN, wire.STDIN]
+        ),
     )
     program = [*supervisor_command(), *spec.command]
-    arguments = mpirun.build_arguments(found, placement, program)
-    if spec.dry_run:
-        changed = {k: v for k, v in job_environ.items() if environ.get(k) != v}
-        print(shlex.join([f"{k}={v}" for k, v in sorted(changed.items())] + arguments))
-        return 0
-    job = Job(spec.size, away[0] if away else None, verbose=spec.verbose)
-    job_environ[environment.ADDRESS] = job.channel.address
-    job_environ[environment.TOKEN] = job.channel.token
-    if spec.verbose:
-        print("hvrun:", shlex.join(arguments), file=sys.stderr)
-    return job.run(arguments, job_environ)
+    return mpirun.build_arguments(found, placement, program), job_environ
 
 
 def supervisor_command() -> list[str]:

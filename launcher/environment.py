@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from .mpirun import Dialect
 
-# Names hvrun hands to its supervisors. SIZE stays visible to the user's program,
-# where hvlite.init() compares it with the size of the MPI world.
+# Visible to the user's program, where hvlite.init() compares it with the MPI world's.
 SIZE = "HVLITE_LAUNCHED_SIZE"
-ADDRESS = "HVLITE_LAUNCH_ADDRESS"
-TOKEN = "HVLITE_LAUNCH_TOKEN"
 
 # Variables that describe one machine or one login and are wrong on another.
 _BOUND_TO_HOST = re.compile(

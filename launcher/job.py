@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -224,7 +223,7 @@ def _start(
     process = subprocess.Popen(
         arguments,
         env=dict(environ),
-        stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
+        stdin=subprocess.DEVNULL,  # rank 0 gets hvrun's without its help
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # Ctrl-C is for hvrun alone; mpirun would leave the ranks a quarter second.

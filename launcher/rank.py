@@ -26,7 +26,7 @@ import sys
 import time
 from typing import NoReturn
 
-from . import environment, leftovers, processes, wire
+from . import leftovers, processes, stdin, wire
 from .child import become
 
 # A signal that nobody else sends. The kernel means the parent *thread*: mpirun may
@@ -55,11 +55,12 @@ BACKLOG_BYTES = 1 << 18
 def main() -> NoReturn:
     """Run ``sys.argv[1:]`` as this rank's program."""
     rank = _own_rank(os.environ)
-    token = os.environ.pop(environment.TOKEN, None)
-    host, _, port = os.environ.pop(environment.ADDRESS, "").rpartition(":")
+    token = os.environ.pop(wire.TOKEN, None)
+    host, _, port = os.environ.pop(wire.ADDRESS, "").rpartition(":")
+    offered = os.environ.pop(wire.STDIN, stdin.NOTHING)
     if token is None or not port:
         sys.exit(
-            f"hvrun: mpirun did not hand {environment.TOKEN} to rank {rank} on"
+            f"hvrun: mpirun did not hand {wire.TOKEN} to rank {rank} on"
             f" {socket.gethostname()}; its environment has to reach every host"
         )
     try:
@@ -70,9 +71,7 @@ def main() -> NoReturn:
             f" {host}:{port} ({error}); open the firewall between the hosts"
         )
     connection.setblocking(False)
-    if rank != "0":
-        # Standard input is rank 0's; the others would wait for it forever.
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    stdin.take(offered if rank == "0" else stdin.NOTHING)
     supervisor = Supervisor(connection, sys.argv[1:])
     hello = f"{token} {rank} {supervisor.child} {socket.gethostname()}"
     supervisor.send(wire.HELLO, hello.encode())

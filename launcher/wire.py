@@ -10,6 +10,11 @@ does not carry the job's token is dropped.
 
 import struct
 
+# The variables by which a supervisor finds hvrun; the user's program has them not.
+ADDRESS = "HVLITE_LAUNCH_ADDRESS"  # host:port
+TOKEN = "HVLITE_LAUNCH_TOKEN"
+STDIN = "HVLITE_LAUNCH_STDIN"  # for rank 0, as stdin.offer() puts it
+
 # Supervisor to hvrun.
 HELLO = 1  # "token rank child-pid host"
 STDOUT = 2  # bytes of the child's standard output

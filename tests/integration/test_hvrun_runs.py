@@ -143,6 +143,19 @@ print(rank, sys.stdin.read() if rank else "does not read")
     job.kill()
 
 
+@pytest.mark.parametrize("script", ['exec "$@" < "$0"', 'cat "$0" | exec "$@"'])
+def test_rank_0_reads_files_and_pipes_to_their_end(
+    jobs: Jobs, tmp_path: Path, script: str
+) -> None:
+    # mpirun's own forwarding never ends (Open MPI) or breaks down at 1 MB (MPICH).
+    program = "import sys, time; time.sleep(0.2); print(len(sys.stdin.read()))"
+    given = tmp_path / "given"
+    given.write_bytes(b"x" * 3_000_000)
+    hvrun = [str(BIN / "hvrun"), "-np", "2", str(BIN / "python"), "-c", program]
+    outcome = jobs.start_bare(["sh", "-c", script, str(given), *hvrun]).wait(30)
+    assert sorted(outcome.stdout.splitlines()) == ["[0] 3000000", "[1] 0"], str(outcome)
+
+
 def test_a_reader_that_goes_away_ends_the_job(jobs: Jobs) -> None:
     program = "while True: print('again')"
     script = '{ "$@"; echo "code $?" >&2; } | head -n 1'

@@ -38,13 +38,14 @@ class LineSplitter:
     def __init__(self) -> None:
         self._pending = b""
         self._after_return = False
+        self._last: Line | None = None
 
     def feed(self, data: bytes) -> list[Line]:
         """Take bytes as they came; return the lines that are now whole.
 
-        Bars are mostly written as a carriage return followed by the text. Such a
-        text has no end until the next one begins, so it is also returned, as
-        transient, when it arrives.
+        Bars are written as a carriage return and the text, or the text and a
+        carriage return. Such a text has no end until the next one begins, so it is
+        also returned, as transient, when it arrives.
         """
         self._pending += data
         lines: list[Line] = []
@@ -62,14 +63,21 @@ class LineSplitter:
         if len(self._pending) > LONGEST_LINE:
             lines.append(Line(self._pending))
             self._pending = b""
-        elif self._after_return and self._pending.strip():
+        elif self._pending.strip() and (
+            self._after_return or self._pending.endswith(b"\r")
+        ):
             lines.append(Line(self._pending.rstrip(b"\r"), transient=True))
-        return lines
+        return [line for line in lines if self._is_news(line)]
 
     def finish(self) -> list[Line]:
         """The stream has ended; return its last line if it has no end."""
         rest, self._pending = self._pending.rstrip(b"\r"), b""
         return [Line(rest)] if rest else []
+
+    def _is_news(self, line: Line) -> bool:
+        repeated = line.transient and line == self._last
+        self._last = line
+        return not repeated
 
 
 @dataclass

@@ -17,7 +17,7 @@ def lines_of(*pieces: bytes) -> list[Line]:
 
 
 def test_lines_are_whole_however_they_arrive() -> None:
-    assert lines_of(b"on", b"e\ntw", b"o\r", b"\nthree") == [
+    assert lines_of(b"on", b"e\ntwo\r\nthr", b"ee") == [
         Line(b"one"),
         Line(b"two"),
         Line(b"three"),
@@ -37,10 +37,15 @@ def test_no_byte_of_a_line_is_lost(pieces: list[bytes]) -> None:
 def test_progress_bars_are_transient_and_their_last_state_is_not() -> None:
     assert lines_of(b"\r 0%", b"\r50%", b"\r100%\n") == [
         Line(b" 0%", transient=True),
-        Line(b" 0%", transient=True),
-        Line(b"50%", transient=True),
         Line(b"50%", transient=True),
         Line(b"100%"),
+    ]
+
+
+def test_a_bar_before_its_carriage_return_shows_at_once() -> None:
+    assert lines_of(b"working\r", b"\n") == [
+        Line(b"working", transient=True),
+        Line(b"working"),
     ]
 
 

@@ -38,6 +38,8 @@ def allreduce(
     op: Op,
     scale: float,
     block_bytes: int = BLOCK_BYTES,
+    *,
+    filled: bool = False,
 ) -> Steps:
     """Reduce the ranks' views in place; every rank of `node` runs this.
 
@@ -47,9 +49,12 @@ def allreduce(
         op: how to combine them; an average is a sum with a scale.
         scale: what the combination is multiplied by.
         block_bytes: how much to work on at a time, in all views together.
+        filled: whether all views are known to be filled, as when the order to reduce
+            was given after every rank had said so; saves the first of two barriers.
     """
     mine = part(views[0].size, node.size, node.rank, views[0].itemsize)
-    yield from node.barrier()
+    if not filled:
+        yield from node.barrier()
     yield from reduce_part(
         views, mine, views[node.rank], op, scale, block_bytes=block_bytes, spread=True
     )

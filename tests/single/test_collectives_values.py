@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hvlite.collectives import shared_memory
 from hvlite.collectives.topology import Topology
 from hvlite.messages import DTYPES, SUPPORTED, Op
 from hvlite.transport.memory import make_world
@@ -116,6 +117,23 @@ def test_shared_memory_adds_in_rank_order_wherever_the_slices_are() -> None:
     arrays = [np.full(1000, value, np.float32) for value in column[[2, 0, 1]]]
     allreduce("shm", (0, 0, 0), arrays, Op.SUM, chunk_bytes=64)
     assert (arrays[0] == 0).all()
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_without_the_first_barrier_a_rank_may_start_before_the_others(
+    first: int,
+) -> None:
+    arrays = [values(rank, 1000, np.dtype(np.float64)) for rank in range(3)]
+    channels = lockstep.channels(make_world(3), tag=1)
+    steps = [
+        shared_memory.allreduce(channel, arrays, Op.SUM, 1.0, filled=True)
+        for channel in channels
+    ]
+    awaited = next(steps[first])  # its part is done; the others have not begun
+    assert awaited is not None
+    lockstep.run(steps)
+    for array in arrays:
+        assert np.array_equal(array, expected(Op.SUM, 3, 1000, array.dtype))
 
 
 @pytest.mark.parametrize("algorithm", ALLREDUCES)

@@ -1,5 +1,6 @@
 """From what the user types to mpirun's argument list; no process is started."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,15 @@ def test_help_shows_three_examples(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     shown = capsys.readouterr().out
     assert shown.count("\n  hvrun ") == 3
+    assert "HVLITE_MPIRUN     full path of the mpirun" in shown
+
+
+def test_an_interrupt_before_the_start_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_launch", lambda _: signal.raise_signal(signal.SIGINT))
+    assert cli.main(["-np", "1", "env"]) == 130
+    assert capsys.readouterr().err == "hvrun: ended by SIGINT; nothing was started\n"
 
 
 # ---- which mpirun ----

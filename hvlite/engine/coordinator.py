@@ -139,7 +139,7 @@ class Engine:
         self._finished = cause
         with contextlib.suppress(Exception):  # the first cause is already recorded
             if self._coordinator is None:
-                self._star.send_report(Report(0, [], [], [], [], cause))
+                self._star.send_report(Report(0, [], [], [], [], [], cause))
             else:
                 self._end_all(
                     f"rank {COORDINATOR}, which coordinates, has left: {cause}"
@@ -230,38 +230,34 @@ class Engine:
                 submission.handle.fail(error_class(failure.text))
 
     def _abort(self, abort: Abort) -> None:
-        for submission in self._executor.abort(abort.number):
-            text = (
-                f"{describe(submission.key)} failed on rank {abort.rank}: {abort.cause}"
-            )
-            self.queue.remove(submission.key)
-            submission.handle.fail(errors.AbortedError(text))
+        if not abort.final:
+            self._executor.stop(abort.number)
+            return
+        for submission in self._executor.remove(abort.number):
+            text = f"{describe(submission.key)} failed on rank {abort.rank}: "
+            self.queue.remove(submission.key)  # first: a done handle frees its name
+            submission.handle.fail(errors.AbortedError(text + abort.cause))
 
     def _execute(self) -> bool:
         progress, ended = self._executor.advance()
         for item in ended:
-            self._complete(item)
+            if item.error is None:
+                self._complete(item)
+            else:
+                LOG.info("order %d failed", item.order.number, exc_info=item.error)
+                cause = f"{type(item.error).__name__}: {item.error}"
+                self._member.fail(item.order.number, cause)
+        for number in self._executor.stopped():
+            self._member.stop(number)
         return progress
 
     def _complete(self, ended: Ended) -> None:
-        if ended.error is not None:
-            cause = f"{type(ended.error).__name__}: {ended.error}"
-            self._member.abort(ended.order.number, cause)
-        else:
-            self.stats.executed(ended.batch, time.perf_counter())
+        self.stats.executed(ended.batch, time.perf_counter())
         for submission in ended.batch:
+            for target, source in submission.write_back:
+                target[...] = source
             self.queue.remove(submission.key)  # first: a done handle frees its name
-            if ended.error is None:
-                for target, source in submission.write_back:
-                    target[...] = source
-                submission.handle.complete(ended.result)
-            else:
-                text = (
-                    f"{describe(submission.key)} failed on rank {self._transport.rank}"
-                )
-                error = errors.AbortedError(f"{text}: {cause}")
-                error.__cause__ = ended.error
-                submission.handle.fail(error)
+            submission.handle.complete(ended.result)
 
     def _check_leaving(self, now: float) -> None:
         if self._leaving is None:

@@ -35,7 +35,7 @@ class Ended(NamedTuple):
 class _Running:
     """An order at the head of its lane, or waiting in it."""
 
-    __slots__ = ("batch", "channel", "order", "pending", "steps")
+    __slots__ = ("batch", "channel", "order", "pending", "steps", "stopped")
 
     def __init__(
         self,
@@ -49,9 +49,12 @@ class _Running:
         self.channel = channel
         self.steps = steps
         self.pending: Pending | None = None
+        self.stopped = False
 
     def advance(self) -> Ended | bool:
         """Take one step; its end, or whether a step could be taken."""
+        if self.stopped:
+            return False
         try:
             if self.pending is not None and not self.pending.test():
                 return False
@@ -59,18 +62,32 @@ class _Running:
         except StopIteration as end:
             return Ended(self.order, self.batch, end.value, None)
         except Exception as error:  # whatever it is, every rank must hear
-            self.channel.cancel()
+            self.stop()
             return Ended(self.order, self.batch, None, error)
         return True
 
+    def stop(self) -> None:
+        """Work no more on this order; what is coming in may still be written."""
+        if not self.stopped:
+            self.stopped = True
+            self.steps.close()
+            self.channel.cancel()
+
 
 class Executor:
-    """The lanes, and the data plane that their orders use."""
+    """The lanes, and the data plane that their orders use.
+
+    An order that fails, here or elsewhere, keeps its place at the head of its lane
+    until every rank has stopped working on it: another rank may be writing to this
+    one's memory on its behalf.
+    """
 
     def __init__(self, plane: HostPlane) -> None:
         """Run orders on `plane`."""
         self._plane = plane
         self._lanes: dict[int, deque[_Running]] = {}
+        # Orders to stop, in the order asked for, until this rank is done with them.
+        self._stopping: list[int] = []
 
     def start(self, order: Order, batch: list[Submission]) -> None:
         """Put an order at the end of its lane."""
@@ -88,7 +105,8 @@ class Executor:
         """Take some steps in each lane that can take one.
 
         Returns:
-            Whether any step was taken, and the orders that came to their end.
+            Whether any step was taken, and the orders that came to their end. Those
+            with an error stay in their lane until `remove`.
         """
         progress, ended = False, []
         for lane in self._lanes.values():
@@ -98,17 +116,39 @@ class Executor:
                     break
                 progress = True
                 if isinstance(outcome, Ended):
-                    lane.popleft()
                     ended.append(outcome)
+                    if outcome.error is None:
+                        lane.popleft()
         return progress, ended
 
-    def abort(self, number: int) -> list[Submission]:
-        """Give up an order that failed elsewhere; returns its batch if it still ran."""
+    def stop(self, number: int) -> None:
+        """Stop working on an order, which may have ended here or not."""
+        running = self._find(number)
+        if running is not None:
+            running.stop()
+        self._stopping.append(number)
+
+    def stopped(self) -> list[int]:
+        """Return the orders whose stop has become final here since the last call."""
+        done = [number for number in self._stopping if self._settled(number)]
+        self._stopping = [n for n in self._stopping if n not in done]
+        return done
+
+    def remove(self, number: int) -> list[Submission]:
+        """Take a stopped order out of its lane; returns its batch, if it was there."""
+        running = self._find(number)
+        if running is None:
+            return []
+        self._lanes[running.order.process_set].remove(running)
+        return running.batch
+
+    def _settled(self, number: int) -> bool:
+        running = self._find(number)
+        return running is None or running.channel.settled()
+
+    def _find(self, number: int) -> _Running | None:
         for lane in self._lanes.values():
             for running in lane:
                 if running.order.number == number:
-                    lane.remove(running)
-                    running.steps.close()
-                    running.channel.cancel()
-                    return running.batch
-        return []
+                    return running
+        return None

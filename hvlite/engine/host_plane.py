@@ -147,12 +147,23 @@ class HostPlane:
             region[request.offset : end].view(DTYPES[spec.dtype])
             for region in item.segment.regions
         ]
-        yield from self._reduce(order, request, channel, views)
+        # A resident buffer is filled before it is submitted, so before any order.
+        filled = request.prescale == 1.0
+        yield from self._reduce(order, request, channel, views, filled=filled)
 
     def _reduce(
-        self, order: Order, request: Request, channel: Channel, views: Sequence[Array]
+        self,
+        order: Order,
+        request: Request,
+        channel: Channel,
+        views: Sequence[Array],
+        *,
+        filled: bool = False,
     ) -> Steps:
-        """Reduce in place what the ranks of this node have in `views`."""
+        """Reduce in place what the ranks of this node have in `views`.
+
+        `filled` says that no rank writes to its view any more.
+        """
         mine = views[self._topology.local_rank] if len(views) > 1 else views[0]
         if not mine.size:
             return
@@ -162,7 +173,7 @@ class HostPlane:
         op = Op.SUM if average else request.op
         scale = request.postscale / channel.size if average else request.postscale
         if order.algorithm is Algorithm.SHM:
-            yield from shared_memory.allreduce(channel, views, op, scale)
+            yield from shared_memory.allreduce(channel, views, op, scale, filled=filled)
         elif order.algorithm is Algorithm.RING:
             yield from ring.allreduce(channel, mine, op, scale, self._chunk_bytes)
         else:

@@ -32,7 +32,8 @@ class Member:
         self._known: list[tuple[int, int]] = []
         self._new: list[tuple[Request, int]] = []
         self._waiting: list[Key] = []
-        self._aborted: list[tuple[int, str]] = []
+        self._failed: list[tuple[int, str]] = []
+        self._stopped: list[int] = []
         self._leaving: str | None = None
 
     def submit(self, request: Request, sequence: int) -> Request | None:
@@ -54,10 +55,15 @@ class Member:
         self._must_report = True
         self._waiting.append(key)
 
-    def abort(self, number: int, cause: str) -> None:
+    def fail(self, number: int, cause: str) -> None:
         """Note that an order failed here."""
         self._must_report = True
-        self._aborted.append((number, cause))
+        self._failed.append((number, cause))
+
+    def stop(self, number: int) -> None:
+        """Note that this rank is done with an order that is to be aborted."""
+        self._must_report = True
+        self._stopped.append(number)
 
     def leave(self, cause: str) -> None:
         """Note that this rank will submit nothing more."""
@@ -73,7 +79,8 @@ class Member:
             self._known,
             self._new,
             self._waiting,
-            self._aborted,
+            self._failed,
+            self._stopped,
             self._leaving,
         )
         self._clear()

@@ -105,6 +105,8 @@ class Coordinator:
         self._complete: list[Key] = []
         self._waiting: dict[int, Key] = {}
         self._left: dict[int, str] = {}
+        # Orders under abortion, and the ranks that still work on them.
+        self._aborting: dict[int, tuple[Abort, set[int]]] = {}
         self._news: list[Failure | Abort] = []
         self._decisions = 0
         self._orders = 0
@@ -121,8 +123,10 @@ class Coordinator:
         for key in report.waiting:
             if key in self._unfinished:
                 self._waiting[rank] = key
-        for number, cause in report.aborted:
-            self._news.append(Abort(number, rank, cause))
+        for number, cause in report.failed:
+            self._abort(Abort(number, rank, cause, final=False))
+        for number in report.stopped:
+            self._stopped(rank, number)
         if report.leaving is not None:
             self._left[rank] = report.leaving
         self._ids.acknowledge(rank, report.seen)
@@ -179,6 +183,18 @@ class Coordinator:
                 entry.warned = True
                 warnings.append(text)
         return warnings
+
+    def _abort(self, abort: Abort) -> None:
+        if abort.number not in self._aborting:  # several ranks may fail in one order
+            self._aborting[abort.number] = abort, set(range(self._size))
+            self._news.append(abort)
+
+    def _stopped(self, rank: int, number: int) -> None:
+        abort, working = self._aborting[number]
+        working.discard(rank)
+        if not working:
+            del self._aborting[number]
+            self._news.append(abort._replace(final=True))
 
     def _agreed(self) -> Iterator[Ready]:
         """Take the complete keys out of the table; those that disagree become news."""

@@ -23,7 +23,9 @@ class Report(NamedTuple):
         known: (id, sequence) of each newly submitted request that has an id.
         new: (request, sequence) of each that has none.
         waiting: unfinished requests for which this rank's only thread waits.
-        aborted: (order number, cause) of each order that failed here.
+        failed: (order number, cause) of each order that failed here.
+        stopped: numbers of orders to abort with which this rank is done: it no longer
+            writes to any memory on their behalf.
         leaving: why this rank leaves, or None if it stays.
     """
 
@@ -31,7 +33,8 @@ class Report(NamedTuple):
     known: list[tuple[int, int]]
     new: list[tuple[Request, int]]
     waiting: list[Key]
-    aborted: list[tuple[int, str]]
+    failed: list[tuple[int, str]]
+    stopped: list[int]
     leaving: str | None
 
 
@@ -56,11 +59,16 @@ class Failure(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """An order that failed on one rank after all had agreed to it."""
+    """An order that failed on one rank after all had agreed to it.
+
+    It comes twice. First every rank stops working on the order. When all have stopped,
+    `final` comes, and each fails its handles: only now is their memory their own again.
+    """
 
     number: int
     rank: int
     cause: str
+    final: bool
 
 
 class Decision(NamedTuple):
@@ -72,7 +80,7 @@ class Decision(NamedTuple):
         assigned: (id, key) of requests that got an id; each rank knows them by key.
         orders: what to execute, in order.
         failures: requests to fail.
-        aborts: orders to give up.
+        aborts: orders to stop, and orders that all ranks have stopped.
         finished: None to go on; "" once every rank has left: stop serving. Any other
             text says why the coordinator ends before that.
     """

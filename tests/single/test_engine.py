@@ -189,11 +189,11 @@ def test_a_failure_while_executing_reaches_every_rank(
     ranks = world(3)
     real = shared_memory.allreduce
 
-    def fails_on_rank_1(channel: Channel, *args: Any) -> Steps:
+    def fails_on_rank_1(channel: Channel, *args: Any, **options: Any) -> Steps:
         yield None
         if channel.rank == 1:
             raise MemoryError("no room")
-        yield from real(channel, *args)
+        yield from real(channel, *args, **options)
 
     monkeypatch.setattr(shared_memory, "allreduce", fails_on_rank_1)
     handles = [ranks.allreduce(rank, np.ones(4)) for rank in range(3)]

@@ -295,13 +295,24 @@ def test_only_what_needs_a_rank_that_left_fails() -> None:
     assert world.finished == [""] * 3
 
 
-def test_an_abort_reaches_every_rank() -> None:
+def test_an_abort_is_final_once_every_rank_has_stopped() -> None:
     world = World(2)
-    world.members[1].abort(7, "MemoryError: no room")
+    for member in world.members:  # both fail, the second one as a consequence
+        member.fail(7, "MemoryError: no room")
     world.report(1)
     decision = world.decide()
     assert decision is not None
-    assert decision.aborts == [(7, 1, "MemoryError: no room")]
+    assert decision.aborts == [(7, 1, "MemoryError: no room", False)]
+    world.report(0)
+    assert world.decide() is None
+    world.members[0].stop(7)
+    world.report(0)
+    assert world.decide() is None
+    world.members[1].stop(7)
+    world.report(1)
+    decision = world.decide()
+    assert decision is not None
+    assert decision.aborts == [(7, 1, "MemoryError: no room", True)]
 
 
 def test_stalls_are_warned_of_once_and_end_after_the_limit() -> None:

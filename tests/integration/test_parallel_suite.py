@@ -37,7 +37,7 @@ def test_every_parallel_test_passes(
     outcome = jobs.run(processes, [*PYTEST, "--verbose"], timeout_s=580)
     with capfd.disabled():  # the log of CI shall name each test that ran
         print(f"\n{outcome.stdout}")
-    assert outcome.code == 0, str(outcome)
+    assert outcome.code == 0, outcome.stderr
     ran = counts(outcome.stdout)
     assert ran["passed"] > 0
     # Combinations that this number of ranks cannot have are skipped, with the reason.

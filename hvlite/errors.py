@@ -25,6 +25,9 @@ class HvliteError(RuntimeError):
     """Base of the errors that concern more than the argument of one call."""
 
 
+HorovodInternalError = HvliteError  # what Horovod scripts catch
+
+
 class NotInitializedError(HvliteError, ValueError):
     """A call that needs the runtime came before `init()` or after `shutdown()`.
 

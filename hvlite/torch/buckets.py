@@ -50,19 +50,32 @@ class Wire:
 class Slot:
     """One parameter's part of a bucket.
 
-    `view` is the gradient's place, in the parameter's strides. `fired` counts the
-    gradients that arrived in the backward pass under way, `expected` is how many an
-    earlier pass had (0: not known yet). `reduced` is the tensor that holds a sum over
-    all ranks, until a local gradient is added to it; kept for Sum only.
+    `place` is where the gradient lies, in the parameter's strides; it is never given
+    away. `view` is another tensor of the same memory, to be `param.grad`. `fired`
+    counts the gradients that arrived in the backward pass under way, `expected` is how
+    many an earlier pass had (0: not known yet). `reduced` is the tensor that holds a
+    sum over all ranks, until a local gradient is added to it; kept for Sum only.
     """
 
-    __slots__ = ("bucket", "expected", "fired", "name", "param", "reduced", "view")
+    __slots__ = (
+        "address",
+        "bucket",
+        "expected",
+        "fired",
+        "name",
+        "param",
+        "place",
+        "reduced",
+        "view",
+    )
 
     def __init__(self, name: str, param: torch.Tensor) -> None:
         self.name = name
         self.param = param
         self.bucket: Bucket
+        self.place: torch.Tensor
         self.view: torch.Tensor
+        self.address: int
         self.fired = 0
         self.expected = 0
         self.reduced: torch.Tensor | None = None
@@ -73,6 +86,25 @@ class Slot:
         dtype, wire_dtype = (str(d).removeprefix("torch.") for d in (param.dtype, wire))
         shape, strides = tuple(param.shape), _strides(param)
         return f"{self.name} {dtype} as {wire_dtype} {shape} strides {strides}"
+
+    def attach(self, place: torch.Tensor) -> None:
+        """Take the memory of `place`."""
+        self.place = place
+        self.view = _alias(place)
+        self.address = place.data_ptr()
+
+    def holds(self, grad: torch.Tensor) -> bool:
+        """Say whether `grad` is `view`, and lies where it should.
+
+        `param.grad.data = x` and `model.to(dtype)` give the same tensor other memory.
+        """
+        return grad is self.view and grad.data_ptr() == self.address
+
+    def show(self) -> None:
+        """Make what lies here `param.grad`."""
+        if self.view.data_ptr() != self.address:
+            self.view = _alias(self.place)
+        self.param.grad = self.view
 
     def share_reduced(self, share: float) -> None:
         """Make `reduced` this rank's part of the sum, to be summed again."""
@@ -115,9 +147,8 @@ class Bucket:
         storage = memory.untyped_storage()  # begins where the slice does
         start = 0
         for slot in self.slots:
-            slot.view = self._tensor(
-                storage, start, slot.param.shape, _strides(slot.param)
-            )
+            shape, strides = slot.param.shape, _strides(slot.param)
+            slot.attach(self._tensor(storage, start, shape, strides))
             start += slot.param.numel()
         self._flags = self._tensor(storage, start, (len(self.slots),), (1,))
 
@@ -139,11 +170,16 @@ class Bucket:
         until `send` copies it. Nothing here requires grad, so autograd records nothing;
         entering no_grad for each gradient would take longer than copying a small one.
         """
-        if self.staged or grad.dtype != slot.param.dtype or grad.requires_grad:
+        if grad.requires_grad or not self._fits(slot, grad):
             return False
-        slot.view.copy_(grad)
-        slot.param.grad = slot.view
+        slot.place.copy_(grad)
+        slot.show()
         return True
+
+    def _fits(self, slot: Slot, tensor: torch.Tensor) -> bool:
+        """Say whether `tensor` is as the slot: no longer so if the model was cast."""
+        alike = tensor.dtype == slot.place.dtype and tensor.is_cpu
+        return alike and not self.staged
 
     def send(self, reduction: Reduction, share: float) -> None:
         """Complete the bucket and submit it; `share` is 1 / ranks. Under no_grad."""
@@ -151,13 +187,13 @@ class Bucket:
         for index, slot in enumerate(self.slots):
             grad = slot.param.grad
             if grad is None:
-                slot.view.zero_()
+                slot.place.zero_()
                 self._flags[index] = 0
                 continue
             if slot.reduced is not None:
                 slot.share_reduced(share)
-            if grad is not slot.view and not self.take(slot, grad):
-                slot.view.copy_(self.wire.compression.compress(grad.detach())[0])
+            if not slot.holds(grad) and not self.take(slot, grad):
+                slot.place.copy_(self.wire.compression.compress(grad.detach())[0])
         self.handle = ops.start_shared_allreduce(
             self._buffer,
             self._offset,
@@ -173,10 +209,19 @@ class Bucket:
         )
 
     def receive(self) -> None:
-        """Wait for the reduction. The handle is gone afterwards, also on an error."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
+        """Wait for the reduction; it is over afterwards, unless one is interrupted.
+
+        Raises:
+            HvliteError: the reduction failed; what the bucket holds is undefined.
+        """
+        handle = self.handle
+        if handle is None:
+            return
+        try:
             handle.wait()
+        finally:
+            if handle.poll():
+                self.handle = None
 
     def deliver(self, keep_reduced: bool) -> None:
         """Give each parameter that some rank used its gradient. Under no_grad."""
@@ -184,16 +229,17 @@ class Bucket:
             if not used:
                 continue
             param = slot.param
-            if param.grad is not slot.view:
-                self._give(slot, param.grad)
+            grad = param.grad
+            if grad is None or not slot.holds(grad):
+                self._give(slot, grad)
             if keep_reduced:
                 slot.reduced = param.grad
 
     def _give(self, slot: Slot, grad: torch.Tensor | None) -> None:
-        if grad is None and not self.staged:
-            slot.param.grad = slot.view
+        if grad is None and self._fits(slot, slot.param):
+            slot.show()
             return
-        result = self.wire.compression.decompress(slot.view, self.wire.context)
+        result = self.wire.compression.decompress(slot.place, self.wire.context)
         if grad is None:
             grad = slot.param.grad = torch.empty_like(slot.param, requires_grad=False)
         grad.detach().copy_(result)
@@ -228,6 +274,11 @@ class Segment:
         for bucket, offset in zip(self.buckets, self._offsets, strict=True):
             bucket.attach(buffer, offset)
         self._handle = None
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor of the same memory; no view, which shares its version."""
+    return tensor.new_empty(0).set_(tensor)  # type: ignore[call-overload, no-any-return]
 
 
 def _strides(param: torch.Tensor) -> tuple[int, ...]:

@@ -43,21 +43,20 @@ def DistributedOptimizer(  # Horovod's name; it makes an object
 ) -> OptimizerT:
     """Make `optimizer` work on gradients that are reduced over all ranks.
 
-    From then on `backward()` returns with reduced gradients, equal on all ranks, so
-    that clipping, unscaling and logging need no extra call. It is the same object,
-    with its state and hooks, whose class is now a subclass of what it was; schedulers
-    made before or after go on working. Every rank must wrap its optimizers in the
-    same order. A parameter without gradient here counts as zero; without gradient on
-    every rank it keeps `grad = None`.
+    From then on `backward()` returns with reduced gradients, equal on all ranks. It is
+    the same object, with its state and hooks, whose class is now a subclass of what it
+    was; schedulers made before or after go on working. Every rank must wrap its
+    optimizers in the same order. A parameter without gradient counts as zero; without
+    gradient on every rank it keeps `grad = None`.
 
     Args:
-        optimizer: over the same parameters on every rank. Frozen ones are reduced
-            from when they first require a gradient.
+        optimizer: over the same parameters on every rank.
         named_parameters: as from `model.named_parameters()`, for readable errors; if
             given, it must cover all parameters of `optimizer`.
         compression: what travels in place of the gradients.
-        backward_passes_per_step: how many backward passes add up here before they are
-            reduced together. Their sum is not divided.
+        backward_passes_per_step: how many backward passes add up here, undivided,
+            before the last one reduces. `step()` reduces what fewer have left; before
+            `GradScaler.unscale_` call `synchronize()` then.
         op: Average or Sum. A closure's loss is reduced in the same way.
         gradient_predivide_factor: divides before the sum and multiplies after it.
         num_groups: deprecated, use `groups`.
@@ -81,12 +80,8 @@ def DistributedOptimizer(  # Horovod's name; it makes an object
     reduction = _reduction(op, gradient_predivide_factor, process_set)
     named = _named(optimizer, named_parameters)
     indices = _grouped(groups, named)
-    settings = Settings(
-        name=f"optimizer{next(_numbers)}",
-        reduction=reduction,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-    )
+    name = f"optimizer{next(_numbers)}"
+    settings = Settings(name, reduction, compression, sparse_as_dense)
     reducer = Reducer(settings, backward_passes_per_step)
     reducer.add(named, indices)
     _convert(optimizer, reducer, named)
@@ -117,10 +112,11 @@ class _Distributed(torch.optim.Optimizer):
         # What a scheduler's own wrapper of `step` would do; see the marks below.
         self._opt_called = True
         if closure is not None:
-            kwargs["closure"] = self._reducing(closure)
-        elif self._synchronizes:
-            self._reducer.synchronize()
-        result = super().step(**kwargs)
+            result = super().step(self._reducing(closure), **kwargs)  # type: ignore[arg-type]
+        else:
+            if self._synchronizes:
+                self._reducer.synchronize()
+            result = super().step(**kwargs)
         self._reducer.start_over()
         return result
 

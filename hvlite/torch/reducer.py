@@ -152,7 +152,7 @@ class Reducer:
         if self._watch.enters_new():  # a parameter that was cast has no `_before`
             self._begin()
         grad = param.grad
-        if grad is not slot.view and grad is not None:
+        if grad is not None and not slot.holds(grad):
             if grad.is_sparse:
                 grad = self._densify(slot, grad)
             slot.bucket.take(slot, grad)

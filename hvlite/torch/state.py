@@ -102,30 +102,12 @@ def broadcast_optimizer_state(
     drawing = broadcast_object(
         _draw(optimizer, tensors) if is_root else None, root_rank
     )
-    # Tensors are made after the root's drawing, so that what is sent fits on every rank
-    # and a rank with another optimizer can refuse without leaving the others waiting.
-    devices = _devices(optimizer)
     if not is_root:
-        built = [
-            (key, _build(value, _device(devices, key), tensors))
-            for key, value in drawing.state
-        ]
-        groups = _build(drawing.groups, _device(devices, 0), tensors)
+        drawing = _rebuild(drawing, optimizer, tensors)
     named = ((f"optimizer_state.{i}", one) for i, one in enumerate(tensors))
     _broadcast_all(named, root_rank, global_process_set)
-    if is_root:
-        return
-    if _sizes(optimizer) != drawing.sizes:
-        raise UsageError(
-            f"rank {runtime.rank()}'s optimizer has groups of {_sizes(optimizer)} "
-            f"parameters, and that of rank {root_rank} has {drawing.sizes}"
-        )
-    for group, options in zip(optimizer.param_groups, groups, strict=True):
-        group.update(options)
-    params = _parameters(optimizer)
-    optimizer.state.clear()
-    for key, value in built:
-        optimizer.state[params[key] if isinstance(key, int) else key.key] = value
+    if not is_root:
+        _install(optimizer, drawing, root_rank)
 
 
 @dataclass(frozen=True)
@@ -199,16 +181,46 @@ def _build(drawn: Any, device: torch.device, tensors: list[torch.Tensor]) -> Any
     return drawn
 
 
+def _rebuild(
+    drawing: _Drawing, optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]
+) -> _Drawing:
+    """Fill the holes of a drawing with new tensors, which are appended in their order.
+
+    They are made after the drawing and not after what this rank has, so that what is
+    sent fits on every rank, and one with another optimizer leaves nobody waiting.
+    """
+    devices = [param.device for param in _parameters(optimizer)]
+    state = [
+        (key, _build(value, _device(devices, key), tensors))
+        for key, value in drawing.state
+    ]
+    groups = _build(drawing.groups, _device(devices, 0), tensors)
+    return _Drawing(drawing.sizes, state, groups)
+
+
+def _install(
+    optimizer: torch.optim.Optimizer, drawing: _Drawing, root_rank: int
+) -> None:
+    """Give `optimizer` the state and the options of a drawing without holes."""
+    if _sizes(optimizer) != drawing.sizes:
+        raise UsageError(
+            f"rank {runtime.rank()}'s optimizer has groups of {_sizes(optimizer)} "
+            f"parameters, and that of rank {root_rank} has {drawing.sizes}"
+        )
+    for group, options in zip(optimizer.param_groups, drawing.groups, strict=True):
+        group.update(options)
+    params = _parameters(optimizer)
+    optimizer.state.clear()
+    for key, value in drawing.state:
+        optimizer.state[params[key] if isinstance(key, int) else key.key] = value
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
     return [len(group["params"]) for group in optimizer.param_groups]
-
-
-def _devices(optimizer: torch.optim.Optimizer) -> list[torch.device]:
-    return [param.device for param in _parameters(optimizer)]
 
 
 def _device(devices: Sequence[torch.device], key: int | _Other) -> torch.device:

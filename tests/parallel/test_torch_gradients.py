@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hvlite.torch as hvd
+from hvlite.messages import Op
 
 Wrapped = Any  # an optimizer with hvlite's methods too
 
@@ -123,6 +124,47 @@ def test_gradients_set_by_hand_count(rank: int, size: int) -> None:
     computed.grad = torch.full((2,), rank + 1.0, dtype=torch.float64)
     optimizer.step()
     assert computed.tolist() == pytest.approx([1 - mean(size)] * 2)
+
+
+@pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
+def test_a_second_backward_leaves_what_it_does_not_reach(
+    rank: int, size: int, op: Op
+) -> None:
+    both, once = parameter(2), parameter(2)
+    optimizer = wrap(both, once, op=op)
+    ((both + once) * (rank + 1)).sum().backward()
+    (both * (rank + 1)).sum().backward()
+    total = mean(size) * (size if op == hvd.Sum else 1)
+    assert values(both) == pytest.approx([2 * total] * 2)
+    assert values(once) == pytest.approx([total] * 2)
+    optimizer.step()
+
+
+def test_a_gradient_that_was_given_other_memory(rank: int, size: int) -> None:
+    here, elsewhere = parameter(2), parameter(2)
+    optimizer = wrap(here, elsewhere)
+    for _ in range(3):
+        ((here + elsewhere) * 9).sum().backward()
+        for one in (here, elsewhere):
+            assert one.grad is not None
+            one.grad.data = torch.full((2,), rank + 1.0, dtype=torch.float64)
+        (here * (rank + 1)).sum().backward()
+        assert values(here) == pytest.approx([2 * mean(size)] * 2)
+        assert values(elsewhere) == pytest.approx([mean(size)] * 2)
+        optimizer.zero_grad(set_to_none=False)
+
+
+def test_a_model_that_is_cast_after_wrapping(rank: int, size: int) -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = wrap(*layer.parameters())
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        layer.to(dtype)
+        optimizer.zero_grad()
+        (layer(torch.ones(1, 2, dtype=dtype)).sum() * (rank + 1)).backward()
+        assert layer.bias.grad is not None
+        assert layer.bias.grad.dtype == dtype
+        assert values(layer.bias) == pytest.approx([mean(size)] * 2)
+        optimizer.step()
 
 
 # -- where it lies ------------------------------------------------------------------

@@ -33,7 +33,7 @@ from common import (
 from mpi4py import MPI
 
 import hvlite
-from hvlite import ops
+from hvlite import submission
 from hvlite.collectives import ring, shared_memory
 from hvlite.collectives.channel import Channel, drive
 from hvlite.config import Config
@@ -55,11 +55,11 @@ def sides_for(nbytes: int, channel: Channel, *, gloo: bool) -> list[Side]:
     data, source = np.empty(count, np.float32), np.empty(count, np.float32)
     data.fill(0)
     source.fill(0)
-    buffer = ops.allocate(f"buffer.{nbytes}", nbytes).wait()
+    buffer = submission.allocate(f"buffer.{nbytes}", nbytes).wait()
     views = [region[:nbytes].view(np.float32) for region in buffer.segment.regions]
     views[channel.rank].fill(0)
     resident = partial(
-        ops.start_shared_allreduce,
+        submission.start_shared_allreduce,
         *(buffer, 0, count, data.dtype),
         name=f"resident.{nbytes}",
         op=Op.SUM,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import ops
+from .. import submission
 from .tensors import numpy_dtype, view_as_tensor
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Bucket:
                 slot.share_reduced(share)
             if not slot.holds(grad) and not self.take(slot, grad):
                 slot.place.copy_(self.wire.compression.compress(grad.detach())[0])
-        self.handle = ops.start_shared_allreduce(
+        self.handle = submission.start_shared_allreduce(
             self._buffer,
             self._offset,
             self.count,
@@ -260,7 +260,9 @@ class Segment:
             self._offsets.append(end)
             end += -(-bucket.nbytes // ALIGNMENT) * ALIGNMENT
         layout = "\n".join(bucket.layout for bucket in buckets)
-        self._handle: Handle[SharedBuffer] | None = ops.allocate(name, end, layout)
+        self._handle: Handle[SharedBuffer] | None = submission.allocate(
+            name, end, layout
+        )
 
     def attach(self) -> None:
         """Wait for the memory and lay the buckets into it; once.

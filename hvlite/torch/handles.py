@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .. import ops
+from .. import submission
 from ..errors import UsageError
 from ..messages import Op
 from ..process_sets import ProcessSet, global_process_set
@@ -104,7 +104,7 @@ def start_allreduce(
         UsageError: an argument that was refused; nothing was sent.
     """
     staged = [stage_in_place(one) if in_place else stage(one) for one in tensors]
-    started = ops.start_allreduce(
+    started = submission.start_allreduce(
         [one.array for one in staged],
         name=name,
         op=reduction.op,
@@ -131,7 +131,7 @@ def start_broadcast(
         UsageError: an argument that was refused; nothing was sent.
     """
     staged = stage_in_place(tensor) if in_place else stage(tensor)
-    started = ops.start_broadcast(
+    started = submission.start_broadcast(
         staged.array,
         root_rank=root_rank,
         name=name,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hvlite import errors, ops
+from hvlite import errors, submission
 from hvlite.collectives import shared_memory
 from hvlite.config import Config
 from hvlite.engine.handles import Handle
@@ -55,9 +55,9 @@ class Ranks:
         engine = self.engines[rank]
         spec = TensorSpec(dtype_name(array.dtype), array.shape)
         request = Request(kind, name, (spec,), op)
-        submission = submission_of(engine, request, array)
-        engine.queue.put(submission)
-        return submission.handle
+        mine = submission_of(engine, request, array)
+        engine.queue.put(mine)
+        return mine.handle
 
     def leave(self, *ranks: int, cause: str = "") -> list[bool]:
         chosen = [self.engines[rank] for rank in ranks or range(self.size)]
@@ -356,17 +356,17 @@ def test_fusion_puts_ready_requests_together(world: Callable[..., Ranks]) -> Non
         submission_of(engine, Request(Kind.ALLREDUCE, name, (spec,)), np.full(5, 2.0))
         for name in "abc"
     ]
-    for submission in held:
-        engine.queue.in_flight[submission.key] = submission
+    for one in held:
+        engine.queue.in_flight[one.key] = one
     engine.queue._arrivals.extend(held)
-    for submission in held:
-        np.testing.assert_array_equal(submission.handle.wait(), np.full(5, 3.0))
+    for one in held:
+        np.testing.assert_array_equal(one.handle.wait(), np.full(5, 3.0))
     ranks.leave()
     assert engine.stats.snapshot()["requests"] == 3
 
 
 def submission_of(engine: Engine, request: Request, array: Array) -> Submission:
-    parts = ops._out_of_place([array])
+    parts = submission._out_of_place([array])
     handle: Handle = Handle(engine.queue)
     handle.promise(parts[0].outputs[0])
     return Submission(request, 0, handle, parts)

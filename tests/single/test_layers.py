@@ -22,6 +22,7 @@ LAYERS = [
     {"engine"},
     {"exits", "process_sets", "runtime"},
     {"compression", "ops"},
+    {"submission"},
     {"elastic"},
     {"torch", "tensorflow"},
     {"keras"},

@@ -8,6 +8,9 @@ cannot be sent is refused here, before anything has been.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from .engine.coordinator import Engine
     from .engine.host_plane import SharedBuffer
     from .transport.base import Array
+
+_DTYPE_AND_SHAPE = attrgetter("dtype", "shape")
 
 
 def start_allreduce(
@@ -65,9 +70,8 @@ def start_allreduce(
         _submit(engine, request, name, handle, parts, write_back)
     else:
         parts = _out_of_place(arrays)
-        _submit(engine, request, name, handle, parts)
-        # Only now: this takes as long as the negotiation, which is under way.
         handle.promise(_views(parts, arrays))
+        _submit(engine, request, name, handle, parts)
     return handle
 
 
@@ -227,19 +231,40 @@ def _allreduce_request(
     process_set: ProcessSet,
     device: str,
 ) -> Request:
-    specs = tuple([_spec(array.dtype, array.shape) for array in arrays])
-    request = Request(
-        Kind.ALLREDUCE,
+    return _request(
         name or "",
-        specs,
+        tuple([_spec(array.dtype, array.shape) for array in arrays]),
         op,
         float(prescale_factor),
         float(postscale_factor),
-        process_set=_registered(process_set),
+        _registered(process_set),
+        device,
+    )
+
+
+# Requests come again step after step, and what follows from one is kept with it.
+@functools.lru_cache(maxsize=4096)
+def _request(
+    name: str,
+    specs: tuple[TensorSpec, ...],
+    op: Op,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+    device: str,
+) -> Request:
+    request = Request(
+        Kind.ALLREDUCE,
+        name,
+        specs,
+        op,
+        prescale,
+        postscale,
+        process_set=process_set,
         device=device,
     )
     for dtype in request.dtypes:
-        check_operation(request.name, dtype, op)
+        check_operation(name, dtype, op)
     return request
 
 
@@ -271,13 +296,15 @@ def _views(parts: Sequence[Part], arrays: Sequence[Array]) -> list[Array]:
     """Cut the outputs of `_out_of_place(arrays)` into the shapes of `arrays`."""
     outputs = {part.outputs[0].dtype: part.outputs[0] for part in parts}
     starts = dict.fromkeys(outputs, 0)
-    views = []
-    for array in arrays:
-        dtype = array.dtype
+    views: list[Array] = []
+    for (dtype, shape), run in itertools.groupby(arrays, _DTYPE_AND_SHAPE):
+        count = sum(1 for _ in run)
         start = starts[dtype]
-        starts[dtype] = end = start + array.size
-        view = outputs[dtype][start:end]
-        views.append(view if array.ndim == 1 else view.reshape(array.shape))
+        starts[dtype] = end = start + count * math.prod(shape)
+        # One view of the run, which NumPy takes apart faster than we can cut it (into
+        # arrays only down to one dimension).
+        rows = outputs[dtype][start:end].reshape(count, *(shape or (1,)))
+        views.extend(rows if shape else [row.reshape(()) for row in rows])
     return views
 
 

@@ -55,6 +55,7 @@ WORK_IN_FLIGHT = _Patience(50e-6, 1e-3)
 IDLE = _Patience(0.0, 4e-3)
 SLEEP_PART = 1 / 8
 SHORTEST_SLEEP_S = 20e-6
+HAND_OVER_S = 100e-6
 
 REPORT_WAITING_AFTER_S = 0.5  # before a waiting caller is reported: most wait far less
 CHECK_STALLS_EVERY_S = 0.5
@@ -93,6 +94,7 @@ class Engine:
         self._left_at: float | None = None
         self._finished: str | None = None
         self._last_progress = 0.0
+        self._handed_over = False  # a waiting caller has just been given its result
         self._next_stall_check = 0.0
 
     def start(self) -> None:
@@ -253,7 +255,9 @@ class Engine:
 
     def _complete(self, ended: Ended) -> None:
         self.stats.executed(ended.batch, time.perf_counter())
+        waiting = self.queue.waiting
         for submission in ended.batch:
+            self._handed_over |= submission.handle in waiting
             for target, source in submission.write_back:
                 target[...] = source
             self.queue.remove(submission.key)  # first: a done handle frees its name
@@ -282,6 +286,11 @@ class Engine:
                 self._report_waiting(now)
         else:
             patience = WORK_IN_FLIGHT if self.queue.in_flight else IDLE
+        if self._handed_over:
+            # The caller needs this core and the GIL, and its next call wakes us.
+            self._handed_over = False
+            self.queue.sleep(HAND_OVER_S)
+            return
         if waited < patience.yield_s:
             time.sleep(0)  # unlike sched_yield it also lets other Python threads run
             return

@@ -100,7 +100,7 @@ def ratios(nbytes: int, times: dict[str, Times]) -> Row:
 
 
 def main() -> None:
-    """Measures one size after the other and prints the medians, then the ratios."""
+    """Measure one size after the other and print the medians, then the ratios."""
     args = arguments(__doc__, rounds=7)
     hvlite.init()
     gloo = gloo_group()

@@ -50,7 +50,7 @@ class Times(NamedTuple):
 def measure(
     sides: Sequence[Side], *, rounds: int, warmup: int, calls: int = 1
 ) -> dict[str, Times]:
-    """Times the sides in turns; every rank must call, and gets the same result.
+    """Time the sides in turns; every rank must call and gets the same result.
 
     Args:
         sides: What to compare.
@@ -93,7 +93,7 @@ def arguments(description: str | None, rounds: int) -> argparse.Namespace:
 
 
 def gloo_group() -> bool:
-    """Starts torch.distributed over gloo; says so and returns False without torch."""
+    """Start torch.distributed over gloo; say so and return False without torch."""
     try:
         import torch.distributed
     except ImportError:
@@ -108,7 +108,7 @@ def gloo_group() -> bool:
 
 
 def say(*words: object) -> None:
-    """Prints on rank 0 alone."""
+    """Print on rank 0 alone."""
     if WORLD.rank == 0:
         print(*words, flush=True)
 
@@ -121,7 +121,7 @@ def duration(seconds: float) -> str:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Prints rows of equal keys as columns as wide as what is in them."""
+    """Print rows of equal keys as columns as wide as what is in them."""
     columns = [[str(key), *(str(row[key]) for row in rows)] for key in rows[0]]
     widths = [max(map(len, column)) for column in columns]
     for line in zip(*columns, strict=True):
@@ -130,7 +130,7 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def write_json(args: argparse.Namespace, cases: dict[str, dict[str, Times]]) -> None:
-    """Writes every time, and what it was measured on, to the file of `--json`."""
+    """Write every time, and what it was measured on, to the file of `--json`."""
     if WORLD.rank > 0:
         return
     record = {

@@ -40,7 +40,7 @@ class Training:
     """A small convolutional network that learns noise, on this process alone."""
 
     def __init__(self) -> None:
-        """Makes the network and its data."""
+        """Make the network and its data."""
         import torch
         from torch import nn
 
@@ -67,7 +67,7 @@ class Training:
 
 
 def main() -> None:
-    """Lets the two states take turns and prints how they compare."""
+    """Let the two states take turns and print how they compare."""
     args = arguments(__doc__, rounds=6)
     print_machine(args)
     training = Training()

@@ -26,7 +26,7 @@ COUNT, LENGTH = 200, 100
 
 
 def main() -> None:
-    """Measures the three ways and prints what each costs, and above the first."""
+    """Measure the three ways and print what each costs, and above the first."""
     args = arguments(__doc__, rounds=10)
     hvlite.init()
     print_machine(args)

@@ -100,7 +100,7 @@ def row(name: str, times: dict[str, Times]) -> Row:
 
 
 def main() -> None:
-    """Measures one model after the other and prints a line for each."""
+    """Measure one model after the other and print a line for each."""
     args = arguments(__doc__, rounds=20)
     hvd.init()
     if not gloo_group():

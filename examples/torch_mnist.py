@@ -1,4 +1,4 @@
-"""Trains a small convolutional network on handwritten digits, on N processes.
+"""Train a small convolutional network on handwritten digits, on N processes.
 
     python examples/torch_mnist.py                                      # one process
     hvrun -np 2 python examples/torch_mnist.py                          # two, here
@@ -50,7 +50,7 @@ def build_model() -> nn.Module:
 
 
 def distort(images: Tensor) -> Tensor:
-    """Moves, turns and stretches each image a little, so that none is seen twice."""
+    """Move, turn and stretch each image a little, so that none is seen twice."""
     maps = torch.eye(2, 3) + 0.1 * torch.randn(len(images), 2, 3)
     grid = functional.affine_grid(maps, list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, align_corners=False)
@@ -82,14 +82,14 @@ def train_epoch(model: nn.Module, optimizer: Optimizer, data: Iterable[Digits]) 
 
 
 def save(path: Path, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
-    """Writes a checkpoint that is either whole or not there."""
+    """Write a checkpoint that is either whole or not there."""
     unfinished = path.with_suffix(".part")
     torch.save((model.state_dict(), optimizer.state_dict(), epochs), unfinished)
     os.replace(unfinished, path)
 
 
 def load(path: Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """Takes up a checkpoint and returns the number of epochs behind it."""
+    """Take up a checkpoint and return the number of epochs behind it."""
     model_state, optimizer_state, epochs = torch.load(path, weights_only=True)
     model.load_state_dict(model_state)
     optimizer.load_state_dict(optimizer_state)
@@ -106,7 +106,7 @@ def assert_equal_weights(model: nn.Module, seen: Tensor) -> None:
 
 
 def main() -> None:
-    """Trains, and fails unless enough of the held-out images are recognized."""
+    """Train, and fail unless enough of the held-out images are recognized."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--accuracy", type=float, default=0.97, help="what to reach")

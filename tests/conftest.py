@@ -15,7 +15,7 @@ def allowed_threads() -> frozenset[str]:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(allowed_threads: frozenset[str]) -> Iterator[None]:
-    """Fails a test that leaves a thread running or an environment variable changed."""
+    """Fail a test that leaves a thread running or an environment variable changed."""
     threads, variables = set(threading.enumerate()), _environment()
     yield
     left = {

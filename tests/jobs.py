@@ -53,7 +53,7 @@ class Job:
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], directory: Path
     ) -> None:
-        """Starts `command` in a session of its own, its output in `directory`."""
+        """Start `command` in a session of its own, its output in `directory`."""
         mark = uuid.uuid4().hex
         self._bare = Path(command[0]).name == "mpirun"
         self._mark = f"{MARK}={mark}".encode()
@@ -80,12 +80,12 @@ class Job:
         )
 
     def wait(self, timeout_s: float = 60) -> Outcome:
-        """Waits until the starter has ended; a job that takes longer fails."""
+        """Wait until the starter has ended; a job that takes longer fails."""
         self._wait_until(lambda: self.starter.poll() is not None, timeout_s, "end")
         return self.so_far()
 
     def wait_for_output(self, text: str, timeout_s: float = 60) -> None:
-        """Waits until the job has printed `text`; a job that ends first fails."""
+        """Wait until the job has printed `text`; a job that ends first fails."""
 
         def printed() -> bool:
             seen = self.so_far()
@@ -107,7 +107,7 @@ class Job:
         return found
 
     def kill(self) -> None:
-        """Ends every process of the job, whatever state the job is in."""
+        """End every process of the job, whatever state the job is in."""
         while running := self.processes():
             for pid in running:
                 try:
@@ -149,7 +149,7 @@ class Jobs:
     """Starts the jobs of one test; the fixture of this name ends them after it."""
 
     def __init__(self, directory: Path) -> None:
-        """Starts nothing yet; output will be kept in `directory`."""
+        """Start nothing yet; output will be kept in `directory`."""
         self._directory = directory
         self._started: list[Job] = []
 
@@ -161,7 +161,7 @@ class Jobs:
         starter: Starter = "hvrun",
         env: Mapping[str, str] | None = None,
     ) -> Job:
-        """Starts `command` on so many processes and returns at once.
+        """Start `command` on so many processes and return at once.
 
         Args:
             processes: The number of ranks.
@@ -174,7 +174,7 @@ class Jobs:
     def start_bare(
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None
     ) -> Job:
-        """Starts a command line of any form: no starter, or one with more options."""
+        """Start a command line of any form: no starter, or one with more options."""
         ours = {"python", "hvrun", "mpirun"}
         resolved = [str(BIN / word) if word in ours else word for word in command]
         added = BARE_MPIRUN if command[0] == "mpirun" else {}
@@ -191,18 +191,18 @@ class Jobs:
         env: Mapping[str, str] | None = None,
         timeout_s: float = 60,
     ) -> Outcome:
-        """Starts a job, waits for it, and returns how it ended."""
+        """Start a job, wait for it, and return how it ended."""
         job = self.start(processes, command, starter=starter, env=env)
         return job.wait(timeout_s)
 
     def assert_gone(self) -> None:
-        """Fails if anything is left of any job; a job still running is something."""
+        """Fail if anything is left of any job; a job still running is something."""
         for job in self._started:
             job.assert_gone()
 
 
 def _remove_segments_of_open_mpi(names: set[str]) -> set[str]:
-    """Removes what a bare mpirun leaves of ranks that were killed; returns the names.
+    """Remove what a bare mpirun leaves of ranks that were killed; return the names.
 
     They are Open MPI's own files; under hvrun they may not be left.
     """

@@ -11,7 +11,7 @@ from tests.jobs import Jobs
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    """Starts MPI jobs; after the test nothing may be left of them."""
+    """Start MPI jobs; after the test nothing may be left of them."""
     # Who waits for a job is not stuck; each job's own pytest and each wait have limits.
     faulthandler.cancel_dump_traceback_later()
     jobs = Jobs(tmp_path)

@@ -12,7 +12,7 @@ FILES = ["LICENSE", "README.md", "pyproject.toml", "setup.py"]
 
 
 def run(*command: str, **env: str) -> str:
-    """Runs a command that must succeed and returns what it printed."""
+    """Run a command that must succeed and return what it printed."""
     environment = {**os.environ, **env}
     return subprocess.run(
         command, env=environment, cwd="/", stdout=subprocess.PIPE, text=True, check=True

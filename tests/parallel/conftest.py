@@ -58,7 +58,7 @@ def allowed_threads() -> frozenset[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets the other ranks report into memory instead of onto the terminal."""
+    """Let the other ranks report into memory instead of onto the terminal."""
     if WORLD.rank > 0:
         config.pluginmanager.unregister(name="terminalreporter")
         unseen = pytest.TerminalReporter(config, io.StringIO())
@@ -66,14 +66,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Remembers the modules that this rank could not import."""
+    """Remember the modules that this rank could not import."""
     if report.failed:
         broken_modules.append(f"rank {WORLD.rank}: {report.longreprtext}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Runs nothing unless every rank has collected the same tests in the same order."""
+    """Run nothing unless every rank has collected the same tests in the same order."""
     collected = [item.nodeid for item in session.items]
     words = exchange((collected, broken_modules), "collection")
     problems = [text for _, broken in words for text in broken]
@@ -88,7 +88,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Replaces each rank's own outcome by the common one, the same on every rank."""
+    """Replace each rank's own outcome by the common one, the same on every rank."""
     report = yield
     captured = [f"--- {title} ---\n{text}" for title, text in report.sections]
     mine = Word(report.outcome, "\n".join([report.longreprtext, *captured]))
@@ -100,7 +100,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_unconfigure() -> None:
-    """Keeps every rank until rank 0 has printed: the first to fail ends the MPI job."""
+    """Keep every rank until rank 0 has printed: the first to fail ends the MPI job."""
     exchange(None, "the end of the session")
 
 
@@ -117,7 +117,7 @@ def verdict(words: list[Word]) -> str:
 
 
 def exchange(word: T, where: str) -> list[T]:
-    """Returns every rank's word in rank order, naming the ranks that are late.
+    """Return every rank's word in rank order, naming the ranks that are late.
 
     Polls with pauses, because MPI's own waits spin and the late rank may need the core.
     """

@@ -39,6 +39,7 @@ from hvlite.collectives.channel import Channel, drive
 from hvlite.config import Config
 from hvlite.messages import Op
 from hvlite.transport import mpi
+from hvlite.transport.base import Transport
 
 # Size in bytes, and calls in a turn.
 SIZES = {4 << 10: 40, 64 << 10: 20, 1 << 20: 10, 16 << 20: 4, 64 << 20: 2, 256 << 20: 1}
@@ -49,7 +50,7 @@ def size_name(nbytes: int) -> str:
     return f"{nbytes >> 20} MB" if nbytes >> 20 else f"{nbytes >> 10} KB"
 
 
-def sides_for(nbytes: int, channel: Channel, *, gloo: bool) -> list[Side]:
+def sides_for(nbytes: int, transport: Transport, *, gloo: bool) -> list[Side]:
     """Everything that is compared at one size, on memory of its own."""
     count = nbytes // 4
     data, source = np.empty(count, np.float32), np.empty(count, np.float32)
@@ -57,7 +58,7 @@ def sides_for(nbytes: int, channel: Channel, *, gloo: bool) -> list[Side]:
     source.fill(0)
     buffer = submission.allocate(f"buffer.{nbytes}", nbytes).wait()
     views = [region[:nbytes].view(np.float32) for region in buffer.segment.regions]
-    views[channel.rank].fill(0)
+    views[transport.rank].fill(0)
     resident = partial(
         submission.start_shared_allreduce,
         *(buffer, 0, count, data.dtype),
@@ -65,13 +66,20 @@ def sides_for(nbytes: int, channel: Channel, *, gloo: bool) -> list[Side]:
         op=Op.SUM,
     )
     chunk = Config().chunk_bytes
+
+    def channel() -> Channel:
+        """One an operation, as in the engine: it keeps all that was started on it."""
+        return Channel(transport, range(transport.size), tag=1)
+
     sides = [
         Side(
             "shared memory",
-            lambda: drive(shared_memory.allreduce(channel, views, Op.SUM, 1.0)),
+            lambda: drive(shared_memory.allreduce(channel(), views, Op.SUM, 1.0)),
         ),
         Side("resident", lambda: resident().wait()),
-        Side("ring", lambda: drive(ring.allreduce(channel, data, Op.SUM, 1.0, chunk))),
+        Side(
+            "ring", lambda: drive(ring.allreduce(channel(), data, Op.SUM, 1.0, chunk))
+        ),
         Side(
             "public",
             lambda: hvlite.allreduce(source, name=f"public.{nbytes}", op=hvlite.Sum),
@@ -92,10 +100,11 @@ def ratios(nbytes: int, times: dict[str, Times]) -> Row:
     medians = {side: measured.median for side, measured in times.items()}
     row: Row = {"size": size_name(nbytes)}
     for peer in "MPI", "gloo":
-        for ours in "resident", "ring", "public":
+        for ours in "shared memory", "resident", "ring", "public":
             ratio = medians[peer] / medians[ours] if peer in medians else float("nan")
             row[f"{peer}/{ours}"] = f"{ratio:.2f}"
-    row["resident/memcpy"] = f"{medians['resident'] / medians['memcpy']:.2f}"
+    for ours in "shared memory", "resident":
+        row[f"{ours}/memcpy"] = f"{medians[ours] / medians['memcpy']:.2f}"
     return row
 
 
@@ -105,11 +114,10 @@ def main() -> None:
     hvlite.init()
     gloo = gloo_group()
     transport = mpi.connect()
-    channel = Channel(transport, range(transport.size), tag=1)
     print_machine(args)
     cases: dict[int, dict[str, Times]] = {}
     for nbytes, calls in SIZES.items():
-        sides = sides_for(nbytes, channel, gloo=gloo)
+        sides = sides_for(nbytes, transport, gloo=gloo)
         cases[nbytes] = measure(
             sides, rounds=args.rounds, warmup=args.warmup, calls=calls
         )

@@ -1,9 +1,10 @@
 """What the benchmarks share: fair timing, a table on rank 0, and a record in JSON.
 
-How a figure is made: the sides take turns, round by round, in an order that rotates,
-so that a busy moment of the machine hits all of them. Before each call all ranks meet
-in MPI's barrier; the time of a call is that of the slowest rank. What is printed is the
-median over all calls of all rounds, the first rounds being left out as warm-up.
+How a figure is made: the sides take turns, round by round, in an order that is drawn
+anew each round (the same on all ranks), so that a busy moment of the machine, and what
+one side leaves behind for the next in caches and threads, hits all of them. Before each
+call all ranks meet in MPI's barrier; the time of a call is that of the slowest rank.
+What is printed is the median over all calls of all rounds but the first, the warm-up.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import tempfile
@@ -60,8 +62,7 @@ def measure(
     """
     mine = np.zeros((len(sides), warmup + rounds, calls))
     for turn in range(warmup + rounds):
-        for position in range(len(sides)):
-            number = (position + turn) % len(sides)
+        for number in random.Random(turn).sample(range(len(sides)), len(sides)):
             for call in range(calls):
                 WORLD.Barrier()
                 begin = time.perf_counter()

@@ -44,17 +44,17 @@ class _Patience(NamedTuple):
     """How the thread waits in one state of affairs."""
 
     yield_s: float  # it gives up the processor only, since the next message is near
+    shortest_sleep_s: float
     longest_sleep_s: float
 
 
 # The waiting place. After yielding, the thread sleeps a fixed part of the time that it
 # has waited since the last progress, so that waiting costs a bounded part of a core and
 # delays what arrives by a bounded part of the time it took.
-CALLER_WAITS = _Patience(200e-6, 200e-6)
-WORK_IN_FLIGHT = _Patience(50e-6, 1e-3)
-IDLE = _Patience(0.0, 4e-3)
+CALLER_WAITS = _Patience(200e-6, 20e-6, 200e-6)
+WORK_IN_FLIGHT = _Patience(0.0, 100e-6, 1e-3)  # and the program computes
+IDLE = _Patience(0.0, 100e-6, 10e-3)
 SLEEP_PART = 1 / 8
-SHORTEST_SLEEP_S = 20e-6
 HAND_OVER_S = 100e-6
 
 REPORT_WAITING_AFTER_S = 0.5  # before a waiting caller is reported: most wait far less
@@ -294,7 +294,7 @@ class Engine:
         if waited < patience.yield_s:
             time.sleep(0)  # unlike sched_yield it also lets other Python threads run
             return
-        pause = max(waited * SLEEP_PART, SHORTEST_SLEEP_S)
+        pause = max(waited * SLEEP_PART, patience.shortest_sleep_s)
         self.queue.sleep(min(pause, patience.longest_sleep_s))
 
     def _report_waiting(self, now: float) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         poll,
         synchronize,
     )
-    from .process_sets import ProcessSet, global_process_set
+    from .process_sets import global_process_set
     from .runtime import (
         cross_rank,
         cross_size,
@@ -68,7 +68,6 @@ __all__ = [
     "Min",
     "MismatchError",
     "NotInitializedError",
-    "ProcessSet",
     "Product",
     "RankLeftError",
     "SharedMemoryError",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from . import wire
+from .errors import LaunchError
 
 READ_BYTES = 1 << 16
 
@@ -138,7 +139,13 @@ def _listen(towards: str | None) -> socket.socket:
     """
     if towards is None:
         return socket.create_server(("127.0.0.1", 0))
-    family, _, _, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    try:
+        found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise LaunchError(
+            f"host '{towards}' is not known here ({error.strerror}); check -H"
+        ) from error
+    family, _, _, _, target = found[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         # Sends nothing: it makes the kernel choose the outgoing address.
         probe.connect(target)

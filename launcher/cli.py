@@ -128,6 +128,8 @@ def _to_spec(options: argparse.Namespace) -> LaunchSpec:
 
 
 def _not_found(name: str) -> str:
+    if os.access(name, os.X_OK) and os.path.isfile(name):
+        return f"'{name}' is not on PATH; for the file here: hvrun ... ./{name}"
     if os.path.isfile(name):
         return f"'{name}' is not executable; for a script: hvrun ... python {name}"
     if name.startswith("-"):

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from .protocol import Report
 
 
+# What is added where a rank left without a cause.
+_ENDED = (
+    ": it called shutdown() or its program ended; do all ranks run equally many steps?"
+)
+
+
 class _Unfinished:
     """A key that some ranks have reported."""
 
@@ -237,7 +243,7 @@ class Coordinator:
             ]
             if gone:
                 causes = {self._left[rank] for rank in gone if self._left[rank]}
-                because = f" ({'; '.join(sorted(causes))})" if causes else ""
+                because = f" ({'; '.join(sorted(causes))})" if causes else _ENDED
                 verb = "has" if len(gone) == 1 else "have"
                 text = f"{describe(key)}: {name_ranks(gone)} {verb} left{because}"
                 self._fail([key], "RankLeftError", text)

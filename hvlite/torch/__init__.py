@@ -5,7 +5,7 @@ Importing it starts no MPI; `init()` does.
 
 from ..errors import HvliteError as HorovodInternalError
 from ..ops import Average, Max, Min, Product, Sum, broadcast_object
-from ..process_sets import ProcessSet, global_process_set
+from ..process_sets import global_process_set
 from ..runtime import (
     cross_rank,
     cross_size,
@@ -48,7 +48,6 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
-    "ProcessSet",
     "Product",
     "Sum",
     "allreduce",

@@ -20,6 +20,7 @@ from ..process_sets import ProcessSet, global_process_set
 from . import gradients
 from .compression import Compression, Compressor
 from .handles import Handle, Reduction, start_allreduce, start_broadcast
+from .tensors import require_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -295,6 +296,7 @@ def _spread(
 
 def _is_tracked(tensor: torch.Tensor, in_place: bool) -> bool:
     """Say whether autograd is to see the operation; a write to a leaf it cannot."""
+    require_tensor(tensor)
     return (
         torch.is_grad_enabled()
         and tensor.requires_grad

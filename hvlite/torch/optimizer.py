@@ -182,6 +182,8 @@ def _convert(
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"a torch optimizer is needed, not {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise UsageError("this optimizer is a DistributedOptimizer already")
     step = optimizer.__dict__.get("step")

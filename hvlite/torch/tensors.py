@@ -40,6 +40,19 @@ DTYPES: dict[torch.dtype, np.dtype[np.generic]] = {
 }
 
 
+def require_tensor(value: object) -> None:
+    """Refuse what is no tensor.
+
+    Raises:
+        UsageError: saying what to pass.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise UsageError(
+            f"a torch.Tensor is needed, not {type(value).__name__}: pass "
+            "torch.tensor(value)"
+        )
+
+
 def numpy_dtype(tensor: torch.Tensor) -> np.dtype[np.generic]:
     """Return the NumPy dtype for the elements of `tensor`.
 
@@ -107,6 +120,7 @@ def stage(tensor: torch.Tensor) -> Staged:
     Raises:
         UsageError: hvlite cannot move such a tensor.
     """
+    require_tensor(tensor)
     numpy_dtype(tensor)
     if tensor.device.type == "cpu" and not (tensor.is_conj() or tensor.is_neg()):
         return Staged(tensor, view_as_array(tensor), shared=True)

@@ -11,6 +11,7 @@ import pytest
 
 import hvlite as hvd
 from hvlite.messages import DTYPES, SUPPORTED, Op
+from hvlite.process_sets import ProcessSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -371,7 +372,7 @@ def test_barrier_waits_for_all(rank: int, size: int) -> None:
 
 def test_unregistered_process_set_is_refused() -> None:
     with pytest.raises(hvd.UsageError, match="is not registered"):
-        hvd.allreduce(np.ones(1), process_set=hvd.ProcessSet())
+        hvd.allreduce(np.ones(1), process_set=ProcessSet())
 
 
 def test_who_am_i(rank: int, size: int) -> None:

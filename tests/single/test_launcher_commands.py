@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hvlite.launcher import cli, hosts, libmpi, mpirun
+from hvlite.launcher import channel, cli, hosts, libmpi, mpirun
 from hvlite.launcher.environment import forwarded_names, job_environment
 from hvlite.launcher.errors import LaunchError
 from hvlite.launcher.hosts import Host
@@ -297,3 +297,8 @@ def test_what_describes_one_host_stays_there() -> None:
         "OMPI_MCA_btl",
         "PATH",
     ]
+
+
+def test_a_host_that_nobody_knows_is_named() -> None:
+    with pytest.raises(LaunchError, match=r"^host 'no\.such\.host\.invalid' is not known"):
+        channel._listen("no.such.host.invalid")

@@ -104,3 +104,15 @@ def test_what_broadcast_parameters_refuses(params: object, text: str) -> None:
 def test_all_is_sorted_and_complete() -> None:
     assert hvd.__all__ == sorted(hvd.__all__)
     assert all(hasattr(hvd, name) for name in hvd.__all__)
+
+
+def test_an_optimizer_is_needed() -> None:
+    with pytest.raises(ValueError, match="a torch optimizer is needed, not generator"):
+        hvd.DistributedOptimizer(model().parameters())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", [hvd.allreduce, hvd.allreduce_async, hvd.allreduce_])
+@pytest.mark.parametrize("value", [3.0, [1.0]])
+def test_a_tensor_is_needed(call: Callable[..., object], value: object) -> None:
+    with pytest.raises(ValueError, match=r"a torch.Tensor is needed, not (float|list)"):
+        call(value)

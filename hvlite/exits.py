@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -63,8 +64,10 @@ def end_if_failed() -> None:
 
 
 def _exit(status: Any = None, /) -> NoReturn:  # noqa: ANN401  # as sys.exit has it
-    """Exit the interpreter by raising SystemExit(status)."""
-    raise _Exit(status)
+    """Exit the interpreter, or this thread, by raising SystemExit(status)."""
+    if threading.current_thread() is threading.main_thread():
+        raise _Exit(status)
+    raise SystemExit(status)
 
 
 def _exit_code(status: object) -> int:

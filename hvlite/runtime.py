@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import config as config_module
@@ -36,6 +37,8 @@ class _Runtime(NamedTuple):
 # Written by init(), shutdown() and a forked child, on whatever thread calls them.
 _runtime: _Runtime | None = None
 _in_forked_child = False
+# Held while the runtime is made, for threads that call init() at once.
+_starting = threading.Lock()
 
 
 def init(comm: Any = None) -> None:  # noqa: ANN401  # an mpi4py communicator, if any
@@ -52,9 +55,13 @@ def init(comm: Any = None) -> None:  # noqa: ANN401  # an mpi4py communicator, i
         LaunchError: MPI, its launcher and the environment do not fit together.
         UsageError: a setting in the environment is not understood.
     """
+    with _starting:
+        if _runtime is None:
+            _start(comm)
+
+
+def _start(comm: Any) -> None:  # noqa: ANN401  # see init
     global _runtime  # the one process-wide state
-    if _runtime is not None:
-        return
     if _in_forked_child:
         raise NotInitializedError(_FORKED)
     config = config_module.read()

@@ -263,6 +263,8 @@ def _request(
         process_set=process_set,
         device=device,
     )
+    if math.isnan(prescale) or math.isnan(postscale):
+        raise UsageError(f"allreduce '{name}': a scale factor is not a number")
     for dtype in request.dtypes:
         check_operation(name, dtype, op)
     return request

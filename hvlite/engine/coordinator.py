@@ -120,20 +120,23 @@ class Engine:
         _sharpen_sleep()
         error: errors.HvliteError
         try:
-            while self._finished is None:
+            # What all ranks had submitted before they left is still executed.
+            while self._finished is None or (not self._finished and self._busy()):
                 self._serve()
-            error = self._farewell()
+            error = errors.RankLeftError(self._finished or "every rank has left")
         except BaseException:  # a dead engine must fail every handle
             text = traceback.format_exc()
             error = errors.EngineError(f"the hvlite engine ended unexpectedly:\n{text}")
             self._last_words(text)
-        for submission in self.queue.close(error):
+        if self._executor.busy:
+            _ABANDONED.append(self._executor)
+        ours = self._leaving is not None  # then later calls hear of that, as before
+        refusal = errors.NotInitializedError("an operation") if ours else error
+        for submission in self.queue.close(refusal):
             submission.handle.fail(error)
 
-    def _farewell(self) -> errors.HvliteError:
-        if self._finished:
-            return errors.RankLeftError(self._finished)
-        return errors.NotInitializedError("an operation that was in flight")
+    def _busy(self) -> bool:
+        return self._executor.busy and not self._overdue(time.monotonic())
 
     def _last_words(self, text: str) -> None:
         """Tell the other ranks, as far as the transport still works."""
@@ -269,10 +272,14 @@ class Engine:
         if self._left_at is None:
             self._left_at = now
             self._member.leave(self._leaving)
-        elif now - self._left_at > self._config.leave_timeout_s:
+        elif self._overdue(now) and self._finished is None:
             self._finished = "the other ranks did not leave in time"
             if self._coordinator is not None:
                 self._end_all(f"rank {COORDINATOR}, which coordinates, has left")
+
+    def _overdue(self, now: float) -> bool:
+        left_at = now if self._left_at is None else self._left_at
+        return now - left_at > self._config.leave_timeout_s
 
     def _end_all(self, reason: str) -> None:
         self._star.send_decision(Decision(0, [], [], [], [], [], reason))
@@ -299,7 +306,7 @@ class Engine:
 
     def _report_waiting(self, now: float) -> None:
         """Report a caller that has waited long, if nobody else here could submit."""
-        if len(self.queue.submitters) > 1 or self._executor.busy:
+        if self._executor.busy or not _one_thread_besides_this():
             return
         for key, submission in list(self.queue.in_flight.items()):
             handle = submission.handle
@@ -311,6 +318,15 @@ class Engine:
             ):
                 handle.waiting_since = None  # reported: once is enough
                 self._member.wait(key)
+
+
+# Operations cut short by the end of their engine: MPI may still write to their memory.
+_ABANDONED: list[Executor] = []
+
+
+def _one_thread_besides_this() -> bool:
+    """Say whether the program has but one Python thread, the engine's not counted."""
+    return threading.active_count() == 2
 
 
 def _sharpen_sleep() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from threading import Lock, get_ident
+from threading import Lock, RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,21 +75,20 @@ class RequestQueue:
     def __init__(self) -> None:
         """Open an empty queue."""
         # Guards what `put` changes together with what `sleep` and `close` look at.
-        self._lock = Lock()
+        # Reentrant, for a signal handler that submits while its thread is in here.
+        self._lock = RLock()
         self._arrivals: deque[Submission] = deque()
-        # Locked; `_wake` unlocks it once for each time that `_asleep` was set. (Not a
+        # Locked; whoever takes the sleeping thread's token unlocks it. (Not a
         # SimpleQueue: in CPython 3.11 its timed get can wait forever if the item that
         # woke it has been taken by a get_nowait.)
         self._gate = Lock()
         self._gate.acquire()
-        self._asleep = False
+        self._asleep: list[None] = []  # one token while asleep; taken by an atomic pop
         self._closed: HvliteError | None = None
         # Written by `put` under the lock, emptied by the engine thread.
         self.in_flight: dict[Key, Submission] = {}
         # Handles in whose `wait` a caller is; set operations are atomic under the GIL.
         self.waiting: set[Handle[Any]] = set()
-        # Threads that ever submitted: with one, a waiting caller cannot submit more.
-        self.submitters: set[int] = set()
         self._sequences: dict[tuple[int, Kind], itertools.count[int]] = {}
 
     def sequence(self, process_set: int, kind: Kind) -> int:
@@ -108,7 +107,6 @@ class RequestQueue:
             DuplicateNameError: its name is in flight on this rank.
             HvliteError: the engine has ended; the error says why.
         """
-        self.submitters.add(get_ident())
         key = submission.key
         with self._lock:
             if self._closed is not None:
@@ -119,7 +117,7 @@ class RequestQueue:
                     f"the earlier one first, or give this one another name"
                 )
             self._arrivals.append(submission)
-            self._wake()
+            self.wake()
 
     def begin_waiting(self, handle: Handle[Any]) -> None:
         """Let the engine know that a caller waits for `handle`."""
@@ -132,25 +130,24 @@ class RequestQueue:
 
     def wake(self) -> None:
         """End the engine thread's sleep, if it sleeps."""
-        with self._lock:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._asleep:
-            self._asleep = False
-            self._gate.release()
+        try:
+            self._asleep.pop()
+        except IndexError:
+            return
+        self._gate.release()
 
     def sleep(self, timeout_s: float) -> None:
         """Sleep until something arrives, a wake-up, or the timeout."""
         with self._lock:
             if self._arrivals:
                 return
-            self._asleep = True
-        self._gate.acquire(timeout=timeout_s)
-        with self._lock:
-            if not self._asleep:  # woken: leave the gate locked, whichever came first
-                self._gate.acquire(blocking=False)
-            self._asleep = False
+            self._asleep.append(None)
+        if self._gate.acquire(timeout=timeout_s):
+            return
+        try:
+            self._asleep.pop()
+        except IndexError:  # woken just now: leave the gate locked again
+            self._gate.acquire()
 
     def drain(self) -> list[Submission]:
         """Return what has arrived, at most as much as was there at the call."""

@@ -24,6 +24,8 @@ from .tensors import numpy_dtype, view_as_tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch.utils.hooks import RemovableHandle
+
     from ..engine.handles import Handle
     from ..engine.host_plane import SharedBuffer
     from .compression import Compressor
@@ -55,6 +57,8 @@ class Slot:
     counts the gradients that arrived in the backward pass under way, `expected` is how
     many an earlier pass had (0: not known yet). `reduced` is the tensor that holds a
     sum over all ranks, until a local gradient is added to it; kept for Sum only.
+    `hooks` is None once another optimizer, wrapped later, reduces this parameter: two
+    would write to each other's buckets.
     """
 
     __slots__ = (
@@ -62,6 +66,7 @@ class Slot:
         "bucket",
         "expected",
         "fired",
+        "hooks",
         "name",
         "param",
         "place",
@@ -79,6 +84,13 @@ class Slot:
         self.fired = 0
         self.expected = 0
         self.reduced: torch.Tensor | None = None
+        self.hooks: list[RemovableHandle] | None = []
+
+    def give_up(self) -> None:
+        """Leave the parameter alone; this slot counts as unused from now on."""
+        for hook in self.hooks or ():
+            hook.remove()
+        self.hooks = None
 
     def describe(self, wire: torch.dtype) -> str:
         """Return this slot's line in the layout that ranks compare."""
@@ -185,7 +197,7 @@ class Bucket:
         """Complete the bucket and submit it; `share` is 1 / ranks. Under no_grad."""
         self._flags.fill_(1)
         for index, slot in enumerate(self.slots):
-            grad = slot.param.grad
+            grad = slot.param.grad if slot.hooks is not None else None
             if grad is None:
                 slot.place.zero_()
                 self._flags[index] = 0
@@ -226,7 +238,7 @@ class Bucket:
     def deliver(self, keep_reduced: bool) -> None:
         """Give each parameter that some rank used its gradient. Under no_grad."""
         for slot, used in zip(self.slots, self._flags.tolist(), strict=True):
-            if not used:
+            if not used or slot.hooks is None:
                 continue
             param = slot.param
             grad = param.grad

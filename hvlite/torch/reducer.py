@@ -35,12 +35,13 @@ from .plan import Part, partition
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.utils.hooks import RemovableHandle
-
     from .compression import Compressor
     from .handles import Reduction
 
 Named = tuple[str, torch.Tensor]
+# id of a parameter -> the slot that reduces it (and keeps the parameter alive). Used by
+# the thread that makes and drops optimizers.
+_OWNERS: dict[int, Slot] = {}
 Loss = torch.Tensor | float | None  # what a closure returns
 
 
@@ -70,7 +71,6 @@ class Reducer:
         self._buckets: list[Bucket] = []
         self._slots: list[Slot] = []
         self._frozen: list[Named] = []
-        self._hooks: list[RemovableHandle] = []
         self._nodes: list[object] = []  # torch drops the hooks of a node nobody holds
         self._watch = BackwardWatch(self._backward_ends)
         self._passes = 0
@@ -119,7 +119,10 @@ class Reducer:
             self._slots.append(slot)
             node = torch.autograd.graph.get_gradient_edge(slot.param).node
             self._nodes.append(node)
-            self._hooks += [
+            if earlier := _OWNERS.get(id(slot.param)):
+                earlier.give_up()
+            _OWNERS[id(slot.param)] = slot
+            slot.hooks = [
                 node.register_prehook(partial(self._before, slot)),
                 slot.param.register_post_accumulate_grad_hook(
                     partial(self._after, slot)
@@ -128,8 +131,10 @@ class Reducer:
 
     def remove_hooks(self) -> None:
         """Leave the parameters alone from now on."""
-        for hook in self._hooks:
-            hook.remove()
+        for slot in self._slots:
+            slot.give_up()
+            if _OWNERS.get(id(slot.param)) is slot:
+                del _OWNERS[id(slot.param)]
 
     # -- during backward ------------------------------------------------------------
 

@@ -257,3 +257,22 @@ def test_autograd_grad_is_none_of_our_business(rank: int, size: int) -> None:
     assert hvd.stats()["requests"] == requests
     assert values(param) == pytest.approx([size * mean(size)] * 2)
     optimizer.step()
+
+
+def test_a_parameter_of_two_optimizers_is_reduced_once(rank: int, size: int) -> None:
+    model = torch.nn.Linear(300, 300, bias=False)
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+        for _ in range(2)
+    ]
+    wanted = torch.full((300, 300), (size + 1) / 2)
+    for _ in range(20):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (model.weight * (rank + 1)).sum().backward()
+        torch.testing.assert_close(model.weight.grad, wanted, rtol=0, atol=0)
+        for optimizer in optimizers:
+            optimizer.step()
+        torch.testing.assert_close(model.weight.grad, wanted, rtol=0, atol=0)
+    del optimizers[1], optimizer  # the later one goes; a new one takes its place
+    hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0)).zero_grad()

@@ -14,6 +14,7 @@ import pytest
 from hvlite import errors, submission
 from hvlite.collectives import shared_memory
 from hvlite.config import Config
+from hvlite.engine import coordinator
 from hvlite.engine.handles import Handle
 from hvlite.engine.queue import Submission
 from hvlite.engine.start import start_engine
@@ -293,7 +294,11 @@ def test_a_dead_engine_fails_everything_everywhere_at_once(
         ranks.allreduce(broken, np.ones(2), "later")
 
 
-def test_ranks_that_wait_for_each_other_are_told(world: Callable[..., Ranks]) -> None:
+def test_ranks_that_wait_for_each_other_are_told(
+    world: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Here the ranks are threads of one program; in a job each has its own.
+    monkeypatch.setattr(coordinator, "_one_thread_besides_this", lambda: True)
     ranks = world(2)
     texts: list[str] = []
 
@@ -327,6 +332,40 @@ def test_stall_is_warned_of_and_ended(
     ):
         handle.wait()
     assert "allreduce 'w' has waited" in caplog.text
+
+
+def test_other_threads_may_still_submit_what_is_waited_for(
+    world: Callable[..., Ranks],
+) -> None:
+    ranks = world(2, stall_warning_s=0.0)
+    first = [ranks.allreduce(rank, np.ones(2), f"first on {rank}") for rank in (0, 1)]
+    waiters = [threading.Thread(target=handle.wait) for handle in first]
+    for waiter in waiters:
+        waiter.start()
+    until(lambda: all(handle.waiting_since is not None for handle in first))
+    deadline = time.monotonic() + 2 * coordinator.REPORT_WAITING_AFTER_S
+    until(lambda: time.monotonic() > deadline)  # long enough for a wrong verdict
+    for rank in (0, 1):
+        ranks.allreduce(1 - rank, np.ones(2), f"first on {rank}").wait()
+    for waiter in waiters:
+        waiter.join(TIMEOUT_S)
+    assert [handle.wait().sum() for handle in first] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_all_submitted_before_they_left_is_executed(
+    world: Callable[..., Ranks], way: str
+) -> None:
+    nodes, setting = WAYS[way]
+    ranks = world(3, nodes, allreduce=setting)
+    handles = [
+        ranks.allreduce(rank, np.full(300_000, 1.0), f"t{index}")
+        for rank in range(3)
+        for index in range(10)
+    ]
+    assert ranks.leave() == [True] * 3
+    for handle in handles:
+        np.testing.assert_array_equal(handle.wait(), np.full(300_000, 3.0))
 
 
 def test_counters_say_what_happened(world: Callable[..., Ranks]) -> None:

@@ -300,5 +300,7 @@ def test_what_describes_one_host_stays_there() -> None:
 
 
 def test_a_host_that_nobody_knows_is_named() -> None:
-    with pytest.raises(LaunchError, match=r"^host 'no\.such\.host\.invalid' is not known"):
+    with pytest.raises(
+        LaunchError, match=r"^host 'no\.such\.host\.invalid' is not known"
+    ):
         channel._listen("no.such.host.invalid")

@@ -1,6 +1,7 @@
 """What `DistributedOptimizer` refuses, before it needs a runtime or changes a thing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -107,8 +108,9 @@ def test_all_is_sorted_and_complete() -> None:
 
 
 def test_an_optimizer_is_needed() -> None:
+    parameters: Any = model().parameters()
     with pytest.raises(ValueError, match="a torch optimizer is needed, not generator"):
-        hvd.DistributedOptimizer(model().parameters())  # type: ignore[arg-type]
+        hvd.DistributedOptimizer(parameters)
 
 
 @pytest.mark.parametrize("call", [hvd.allreduce, hvd.allreduce_async, hvd.allreduce_])

@@ -1,10 +1,19 @@
 """What holds for every test, whatever starts it: it leaves nothing behind."""
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Take SIGINT as a terminal would send it, also when started in the background.
+
+    A shell starts background jobs with SIGINT ignored, which everything inherits.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

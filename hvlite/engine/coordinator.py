@@ -159,8 +159,8 @@ class Engine:
         self._report(now)
         progress |= self._decide(now)
         progress |= self._execute()
-        if progress:
-            self._last_progress = now
+        if progress:  # which may have taken long itself
+            self._last_progress = time.monotonic()
         else:
             self._pause(now)
 

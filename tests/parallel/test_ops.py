@@ -324,6 +324,12 @@ def test_mismatch_of_root(rank: int, size: int) -> None:
             hvd.broadcast(np.ones(2), min(rank, 1), name="r")
 
 
+# The rank must have one thread only, so no timer thread of pytest-timeout either: any
+# other thread might still submit what is waited for.
+one_thread = pytest.mark.timeout(60, method="signal")
+
+
+@one_thread
 def test_mismatch_of_kind_is_found_while_all_wait(rank: int, size: int) -> None:
     if size == 1:
         return
@@ -338,6 +344,7 @@ def test_mismatch_of_kind_is_found_while_all_wait(rank: int, size: int) -> None:
         handle.wait()
 
 
+@one_thread
 def test_mismatch_of_name_is_found_while_all_wait(rank: int, size: int) -> None:
     if size == 1:
         return
